@@ -1,0 +1,322 @@
+"""Every message of the control plane, and its one encoding. Typed msgpack; never pickle.
+
+Three links speak it: controller <-> agent (TLS), agent <-> agent (TLS, bulk state) and agent <->
+worker (an inherited socket pair). Each message carries the protocol version and the generation it
+speaks of; a receiver ignores what is not of its generation. docs/protocol.md has the order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sailor.models.spec import ModelSpec
+from sailor.parallel.layout import Member, WorkerId
+from sailor.plan import Plan, decode_hook, encode_hook
+from sailor.training.settings import TrainSettings
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 64 << 20  # control frames only; bulk state is streamed in chunks
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """What all messages carry. ``generation`` 0 means: not about any generation."""
+
+    version: int = PROTOCOL_VERSION
+    generation: int = 0
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What never changes during a run. ``pieces`` is the cut of its tensors into boxes."""
+
+    run: str
+    spec: ModelSpec
+    pieces: int
+    train: TrainSettings
+    checkpoint_directory: str
+
+
+class SnapshotId(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """One worker's state after ``step``, as written by that worker in ``generation``."""
+
+    generation: int
+    step: int
+    worker: WorkerId
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """A verified snapshot, or part of one, in the CPU memory of ``node``. Boxes by name."""
+
+    node: str
+    snapshot: SnapshotId
+    boxes: tuple[str, ...]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a worker gets some of its boxes from.
+
+    ``tier``: "live" (it holds them already), "memory" (a snapshot on ``node``, its own or another),
+    "disk" (``path`` of a durable checkpoint) or "init" (the seed).
+    """
+
+    tier: str
+    boxes: tuple[str, ...]
+    node: str = ""
+    snapshot: SnapshotId | None = None
+    path: str = ""
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What one applied step was: the same numbers on every rank."""
+
+    step: int
+    generation: int
+    loss: float
+    tokens: int
+    grad_norm: float
+    learning_rate: float
+    seconds: float
+    phases: dict[str, float]  # seconds by phase of the reporting rank
+    first_sample: int
+    num_samples: int
+    eval_loss: float | None = None
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as its agent sees it. ``step`` is the last one applied, -1 before any state."""
+
+    worker: WorkerId
+    pid: int
+    step: int
+    doing: str  # "idle" | "preparing" | "training" | "halted" | "finished"
+    peak_bytes: int = 0
+
+
+# Agent -> controller
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First word of an agent. ``host``/``port`` is where peers fetch snapshots from it."""
+
+    node: str
+    zone: str
+    machine_type: str
+    pid: int
+    host: str
+    port: int
+    workers: tuple[WorkerStatus, ...]
+    holdings: tuple[Holding, ...] = ()
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """Every fraction of a second; renews the lease by being answered."""
+
+    node: str
+    workers: tuple[WorkerStatus, ...]
+
+
+class WorkerUp(Message, frozen=True, kw_only=True):
+    """A (new incarnation of a) worker is ready to take a role."""
+
+    node: str
+    worker: WorkerId
+    pid: int
+
+
+class WorkerLost(Message, frozen=True, kw_only=True):
+    """A worker ended, or was ended for being stopped or stuck. ``silent_s`` since its last sign."""
+
+    node: str
+    worker: WorkerId
+    cause: str
+    silent_s: float
+
+
+class Prepared(Message, frozen=True, kw_only=True):
+    """All of this node's workers have built their groups and buffers for the generation."""
+
+    node: str
+
+
+class Halted(Message, frozen=True, kw_only=True):
+    """All of this node's workers stand still between two steps.
+
+    ``applied`` has the last applied step per worker of the halted generation. A snapshot of exactly
+    that step is among ``holdings``. ``records`` are recent steps, for the log.
+    """
+
+    node: str
+    workers: tuple[WorkerStatus, ...]
+    holdings: tuple[Holding, ...]
+    records: tuple[StepRecord, ...]
+
+
+class Switched(Message, frozen=True, kw_only=True):
+    """All of this node's workers hold their boxes of the new generation at the agreed step."""
+
+    node: str
+    copy_s: float
+    bytes_moved: int
+
+
+class TransitionFailed(Message, frozen=True, kw_only=True):
+    """This node could not prepare, restore or switch. The reason is for the log."""
+
+    node: str
+    reason: str
+
+
+class Stepped(Message, frozen=True, kw_only=True):
+    """A step was applied. Sent by rank 0's agent; others follow by heartbeat."""
+
+    node: str
+    record: StepRecord
+
+
+class Snapshotted(Message, frozen=True, kw_only=True):
+    """A snapshot was verified in own memory (``peer`` empty) or copied to a peer's."""
+
+    node: str
+    snapshot: SnapshotId
+    boxes: int
+    bytes: int
+    stall_s: float
+    peer: str = ""
+
+
+class Persisted(Message, frozen=True, kw_only=True):
+    """This node's files of a durable checkpoint are complete. ``files``: name -> xxh3 digest."""
+
+    node: str
+    step: int
+    files: dict[str, str]
+    boxes: tuple[str, ...]
+    error: str = ""
+
+
+class Finished(Message, frozen=True, kw_only=True):
+    """This node's workers have applied the last step of the run."""
+
+    node: str
+    step: int
+
+
+class NoticeSeen(Message, frozen=True, kw_only=True):
+    """The machine will be taken away in about ``seconds``."""
+
+    node: str
+    seconds: float
+    source: str
+
+
+class Diverged(Message, frozen=True, kw_only=True):
+    """The loss of a step is not finite; nothing was applied."""
+
+    node: str
+    step: int
+    loss: float
+
+
+class StoreSet(Message, frozen=True, kw_only=True):
+    """Group set-up: publish a value under a key of this generation."""
+
+    key: str
+    value: bytes
+
+
+class StoreGet(Message, frozen=True, kw_only=True):
+    """Group set-up: wait for keys, at most ``seconds``. Answered by StoreValues with ``request``."""
+
+    request: int
+    keys: tuple[str, ...]
+    seconds: float
+
+
+# Controller -> agent
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The agent is known; its lease runs until ``lease_s`` after the last word it got from us."""
+
+    settings: RunSettings
+    lease_s: float
+    heartbeat_s: float
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """The agent is not wanted (a zombie of an earlier start, a run that ended): it must exit."""
+
+    reason: str
+
+
+class Beat(Message, frozen=True, kw_only=True):
+    """Answer to a heartbeat."""
+
+
+class Prepare(Message, frozen=True, kw_only=True):
+    """Build groups and buffers for a layout, in the background if an older generation trains."""
+
+    plan: Plan
+    members: tuple[Member, ...]
+    workers: tuple[WorkerId, ...]  # rank order
+    peers: dict[str, tuple[str, int]]  # node -> address of its bulk port
+    copies: dict[str, tuple[str, ...]]  # node -> peers that keep copies of its snapshots
+
+
+class Halt(Message, frozen=True, kw_only=True):
+    """Stand still. ``boundary``: after the step under way, agreed by vote; else drop it at once."""
+
+    boundary: bool
+    persist: bool = False
+
+
+class Switch(Message, frozen=True, kw_only=True):
+    """Take the boxes of the prepared generation at ``step``: per worker, from these sources."""
+
+    step: int
+    sources: dict[str, tuple[Source, ...]]  # str(WorkerId) -> sources
+
+
+class Go(Message, frozen=True, kw_only=True):
+    """Train, from the step after ``step``."""
+
+    step: int
+
+
+class Drop(Message, frozen=True, kw_only=True):
+    """Forget a prepared generation that will not come."""
+
+
+class Shutdown(Message, frozen=True, kw_only=True):
+    """End workers, free memory, exit."""
+
+    reason: str
+
+
+class StoreValues(Message, frozen=True, kw_only=True):
+    """Answer to StoreGet; ``values`` is empty when the wait ran out."""
+
+    request: int
+    values: tuple[bytes, ...]
+
+
+ToController = (
+    Hello | Heartbeat | WorkerUp | WorkerLost | Prepared | Halted | Switched | TransitionFailed
+    | Stepped | Snapshotted | Persisted | Finished | NoticeSeen | Diverged | StoreSet | StoreGet
+)  # fmt: skip
+ToAgent = (
+    Welcome | Refused | Beat | Prepare | Halt | Switch | Go | Drop | Shutdown | StoreValues
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """A message as msgpack bytes, without framing."""
+    return _encoder.encode(message)
+
+
+def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A decoder for a union of messages. Its decode raises msgspec.MsgspecError on bad input."""
+    return msgspec.msgpack.Decoder(kind, dec_hook=decode_hook)

@@ -1,0 +1,386 @@
+"""The nouns of a run's life: its state, what can happen to it, and what the controller must do.
+
+Only values. ``lifecycle.advance`` turns (Run, Event) into (Run, commands).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from sailor.parallel.layout import Layout, Member, WorkerId
+
+
+class Phase(Enum):
+    """Where a run stands."""
+
+    assembling = "assembling"  # waiting for the first nodes
+    transition = "transition"  # see Transition.stage; training goes on if ``training`` is set
+    training = "training"
+    parked = "parked"  # too few nodes for any plan; waiting for more
+    stopping = "stopping"  # halting for good, saving
+    ended = "ended"
+
+
+class TransitionStage(Enum):
+    """How far a transition has come. The stages are waits; each has a deadline."""
+
+    halt = "halt"
+    plan = "plan"
+    prepare = "prepare"
+    restore = "restore"
+    switch = "switch"
+
+
+class End(Enum):
+    """How a run ended."""
+
+    done = "done"
+    interrupted = "interrupted"
+    diverged = "diverged"
+    limit = "limit"
+    failed = "failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A node whose agent is connected. ``leaves_at`` is set by a notice (clock seconds)."""
+
+    member: Member
+    leaves_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pause:
+    """One interruption of training, taken apart. Durations in seconds, None until known."""
+
+    cause: str
+    planned: bool
+    began_at: float
+    detect_s: float = 0.0
+    decide_s: float = 0.0
+    prepare_s: float = 0.0
+    copy_s: float = 0.0
+    switch_s: float = 0.0
+    first_step_s: float = 0.0
+    steps_redone: int = 0
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transition:
+    """A change from the active layout to the next, under way."""
+
+    generation: int
+    cause: str
+    planned: bool
+    stage: TransitionStage
+    waiting: frozenset[str]  # nodes that have not answered this stage yet
+    deadline: float
+    entered_at: float
+    members: frozenset[str] = frozenset()  # nodes the plan was asked for
+    layout: Layout | None = None
+    halted: frozenset[str] = frozenset()  # nodes known to stand still
+    step: int | None = None  # the step to resume from, once chosen
+    halt_due: float | None = None  # planned: no later than this (a leaver's deadline)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Every wait of the life cycle, in seconds, and how many nodes to start with."""
+
+    initial_nodes: int
+    assemble_s: float = 60.0
+    halt_s: float = 10.0
+    plan_s: float = 30.0
+    prepare_s: float = 30.0
+    restore_s: float = 60.0
+    switch_s: float = 60.0
+    park_s: float = 600.0
+    leave_margin_s: float = 2.0
+    max_restarts: int = 20  # transitions in a row without a step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything the life cycle knows. Small, frozen, journalled after every change."""
+
+    limits: Limits
+    total_steps: int
+    phase: Phase = Phase.assembling
+    generation: int = 0  # the highest ever used
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    active: Layout | None = None  # of the generation that trains or trained last
+    active_generation: int = 0
+    transition: Transition | None = None
+    pause: Pause | None = None  # the interruption under way
+    step: int = 0  # newest step known to be applied
+    started_at: float = 0.0
+    parked_at: float | None = None
+    restarts: int = 0
+    end: End | None = None
+    why: str = ""
+    finished: frozenset[str] = frozenset()
+    saving: frozenset[str] = frozenset()
+    unplanned_members: frozenset[str] = frozenset()  # joined, not yet considered by a plan
+    stop_deadline: float | None = None
+
+    @property
+    def training(self) -> bool:
+        """Whether the active generation is stepping."""
+        if self.phase is Phase.training:
+            return True
+        t = self.transition
+        early = (TransitionStage.plan, TransitionStage.prepare)
+        return self.phase is Phase.transition and t is not None and t.planned and t.stage in early
+
+
+# Events: what happened. ``at`` is the controller's monotonic clock.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """Base of all events."""
+
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined(Event):
+    """An agent was welcomed; its workers are ready."""
+
+    member: Member
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lost(Event):
+    """A node is gone. ``silent_s``: how long before ``at`` its last sign of life was."""
+
+    node: str
+    cause: str
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerDied(Event):
+    """A worker is gone; its node lives and will start another."""
+
+    worker: WorkerId
+    cause: str
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerStarted(Event):
+    """A node has a new worker in that slot."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noticed(Event):
+    """A node will leave in ``seconds``."""
+
+    node: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned(Event):
+    """Answer to Replan; ``layout`` None when nothing fits, ``why`` says so."""
+
+    generation: int
+    layout: Layout | None
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodePrepared(Event):
+    """A node is ready for the next generation."""
+
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeHalted(Event):
+    """A node stands still."""
+
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restorable(Event):
+    """Answer to ChooseSources. ``step`` None: some box has no copy anywhere."""
+
+    generation: int
+    step: int | None
+    redone: int
+    source: str
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeSwitched(Event):
+    """A node holds its boxes of the next generation."""
+
+    generation: int
+    node: str
+    copy_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFailed(Event):
+    """A node could not do its part of the transition."""
+
+    generation: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepApplied(Event):
+    """A step was applied everywhere it is known of."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFinished(Event):
+    """A node's workers have applied the last step."""
+
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeSaved(Event):
+    """A node's part of the final checkpoint is durable."""
+
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossNotFinite(Event):
+    """A step's loss is NaN or infinite."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopAsked(Event):
+    """Finish the step, save, end: the user (interrupted) or a limit."""
+
+    end: End
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tick(Event):
+    """Time passes; deadlines fire."""
+
+
+# Commands: what the controller must now do.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """Base of all commands."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replan(Command):
+    """Find the best layout for these members; answer with Planned."""
+
+    generation: int
+    members: tuple[Member, ...]
+    previous: Layout | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SendPrepare(Command):
+    """Tell the nodes of a layout to prepare it."""
+
+    generation: int
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SendHalt(Command):
+    """Tell nodes to stand still; ``generation`` is the one that trains."""
+
+    generation: int
+    nodes: tuple[str, ...]
+    boundary: bool
+    persist: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChooseSources(Command):
+    """From what the halted nodes hold, choose a step and a source per box; answer Restorable."""
+
+    generation: int
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SendSwitch(Command):
+    """Tell the nodes of a layout to take their boxes at ``step``."""
+
+    generation: int
+    layout: Layout
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SendGo(Command):
+    """Tell the nodes of a layout to train on."""
+
+    generation: int
+    layout: Layout
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SendDrop(Command):
+    """Tell nodes to forget a prepared generation."""
+
+    generation: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fence(Command):
+    """Treat a silent node as gone, for good, and refuse it if it comes back."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release(Command):
+    """Give a node back: the layout does not need it and its notice runs."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record(Command):
+    """Write an event to the run's log."""
+
+    kind: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish(Command):
+    """The run is over: release everything, write the summary."""
+
+    end: End
+    why: str
