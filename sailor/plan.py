@@ -1,4 +1,4 @@
-"""The central noun: how a model is cut and where each piece runs. Frozen, validated, JSON both ways.
+"""The central noun: how a model is cut and where each piece runs. Frozen, JSON both ways.
 
 A Plan is a list of replicas. Each replica is a pipeline of its own: its own number of stages, its
 own uneven cuts, and for every stage its own machine type, zone and tensor-parallel degree. A

@@ -190,8 +190,11 @@ class ModelSpec:
             yield _tensor(f"{prefix}{name}.weight", shape, axis, part="block", block=block,
                           granularity=granularity, std=std)  # fmt: skip
             if bias:  # a row-parallel bias is added once, after the sum: not cut
-                yield _tensor(f"{prefix}{name}.bias", shape[:1], 0 if axis == 0 else None,
-                              part="block", block=block, granularity=granularity, std=0.0)  # fmt: skip
+                bias_axis = 0 if axis == 0 else None
+                yield _tensor(
+                    f"{prefix}{name}.bias", shape[:1], bias_axis, part="block", block=block,
+                    granularity=granularity, std=0.0,
+                )  # fmt: skip
 
         yield from self._norm(f"{prefix}attention_norm", part="block", block=block)
         bias = self.attention_bias

@@ -226,7 +226,7 @@ class StoreSet(Message, frozen=True, kw_only=True):
 
 
 class StoreGet(Message, frozen=True, kw_only=True):
-    """Group set-up: wait for keys, at most ``seconds``. Answered by StoreValues with ``request``."""
+    """Group set-up: wait for keys, at most ``seconds``. Answered by StoreValues."""
 
     request: int
     keys: tuple[str, ...]

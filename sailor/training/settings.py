@@ -1,4 +1,4 @@
-"""What every worker of a run must agree on, besides the layout. Sent once, never changed. No torch."""
+"""What every worker of a run must agree on, besides the layout. Sent once. No torch."""
 
 from __future__ import annotations
 
