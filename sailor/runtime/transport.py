@@ -1,0 +1,158 @@
+"""Links: length-framed typed messages over mutual TLS, for asyncio.
+
+A frame is a 4-byte big-endian length and that many bytes of msgpack. Whatever cannot be a message
+of this run (wrong key, too long, malformed, another protocol version) closes that one link and is
+logged; it disturbs nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from sailor.runtime.identity import Identity
+from sailor.runtime.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
+
+log = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct(">I")
+HANDSHAKE_S = 10.0
+SEND_S = 20.0
+
+
+class LinkClosed(Exception):
+    """The other side is gone, or what it sent was not acceptable."""
+
+
+class Link:
+    """One authenticated connection. ``receive`` has one reader; ``send`` may have many callers."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        decoder: msgspec.msgpack.Decoder[Any],
+    ) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._decoder = decoder
+        self._lock = asyncio.Lock()
+
+    @property
+    def peer(self) -> str:
+        """host:port of the other side, for logs."""
+        address = self.writer.get_extra_info("peername")
+        return f"{address[0]}:{address[1]}" if address else "closed"
+
+    async def send(self, message: Message) -> None:
+        """Write one message. Raises LinkClosed when the other side is gone or does not drain."""
+        frame = encode(message)
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ValueError(f"{type(message).__name__} of {len(frame)} bytes exceeds a frame")
+        async with self._lock:
+            try:
+                self.writer.write(_LENGTH.pack(len(frame)) + frame)
+                await asyncio.wait_for(self.writer.drain(), SEND_S)
+            except (ConnectionError, TimeoutError, ssl.SSLError, RuntimeError) as error:
+                self.abort()
+                raise LinkClosed(f"{self.peer}: {error!r}") from error
+
+    async def receive(self) -> Any:
+        """The next message. Raises LinkClosed at the end or on anything that is not a message."""
+        try:
+            (length,) = _LENGTH.unpack(await self.reader.readexactly(_LENGTH.size))
+            if length > MAX_FRAME_BYTES:
+                raise LinkClosed(f"{self.peer}: frame of {length} bytes refused")
+            message = self._decoder.decode(await self.reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError) as error:
+            self.abort()
+            raise LinkClosed(f"{self.peer}: closed") from error
+        except msgspec.MsgspecError as error:
+            log.warning("%s sent a malformed message, closing: %s", self.peer, error)
+            self.abort()
+            raise LinkClosed(f"{self.peer}: malformed message: {error}") from error
+        except LinkClosed as error:
+            log.warning("closing: %s", error)
+            self.abort()
+            raise
+        if message.version != PROTOCOL_VERSION:
+            self.abort()
+            raise LinkClosed(f"{self.peer}: speaks protocol {message.version}, not ours")
+        return message
+
+    def abort(self) -> None:
+        """Drop the connection now."""
+        transport = self.writer.transport
+        if transport is not None:
+            transport.abort()
+
+    async def close(self) -> None:
+        """Flush and close, waiting a little for the other side."""
+        with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):
+            self.writer.close()
+            await asyncio.wait_for(self.writer.wait_closed(), 2.0)
+
+
+async def connect(
+    host: str,
+    port: int,
+    *,
+    identity: Identity,
+    decoder: msgspec.msgpack.Decoder[Any],
+    deadline_s: float,
+) -> Link:
+    """Connect to a listener of the same run. Raises LinkClosed when it cannot in time."""
+    try:
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(
+                host, port, ssl=identity.client_context(), ssl_handshake_timeout=HANDSHAKE_S
+            ),
+            deadline_s,
+        )
+    except (OSError, ssl.SSLError, TimeoutError) as error:
+        raise LinkClosed(f"{host}:{port}: {error!r}") from error
+    return Link(reader, writer, decoder)
+
+
+async def listen(
+    host: str,
+    port: int,
+    *,
+    identity: Identity,
+    decoder: msgspec.msgpack.Decoder[Any],
+    on_link: Callable[[Link], Awaitable[None]],
+) -> asyncio.Server:
+    """Accept links on ``host``; port 0 picks a free one (``address_of`` tells which).
+
+    ``on_link`` runs as a task per connection; the link is dropped when it returns or raises.
+    """
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = Link(reader, writer, decoder)
+        try:
+            await on_link(link)
+        except LinkClosed as error:
+            log.debug("link ended: %s", error)
+        finally:
+            link.abort()
+
+    return await asyncio.start_server(
+        accepted,
+        host,
+        port,
+        ssl=identity.server_context(),
+        ssl_handshake_timeout=HANDSHAKE_S,
+    )
+
+
+def address_of(server: asyncio.Server) -> tuple[str, int]:
+    """(host, port) a server listens on."""
+    host, port = server.sockets[0].getsockname()[:2]
+    return str(host), int(port)

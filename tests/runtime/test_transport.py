@@ -1,0 +1,109 @@
+"""Links: what the run's key opens, and what everything else meets."""
+
+import asyncio
+import os
+import ssl
+import stat
+import struct
+from pathlib import Path
+
+import pytest
+
+from sailor.runtime.identity import create_identity, load_identity
+from sailor.runtime.messages import Beat, Heartbeat, ToAgent, ToController, decoder
+from sailor.runtime.transport import Link, LinkClosed, address_of, connect, listen
+
+TO_CONTROLLER = decoder(ToController)
+TO_AGENT = decoder(ToAgent)
+
+
+async def echo_beats(link: Link) -> None:
+    while True:
+        message = await link.receive()
+        await link.send(Beat(generation=message.generation))
+
+
+async def exchange(identity, generation, port):
+    link = await connect("127.0.0.1", port, identity=identity, decoder=TO_AGENT, deadline_s=5)
+    await link.send(Heartbeat(node="a", workers=(), generation=generation))
+    answer = await asyncio.wait_for(link.receive(), 5)
+    await link.close()
+    return answer
+
+
+def with_server(identity, scenario):
+    async def main():
+        server = await listen(
+            "127.0.0.1", 0, identity=identity, decoder=TO_CONTROLLER, on_link=echo_beats
+        )
+        try:
+            return await asyncio.wait_for(scenario(address_of(server)[1]), 20)
+        finally:
+            server.close()
+
+    return asyncio.run(main())
+
+
+def test_a_member_of_the_run_is_answered(tmp_path: Path):
+    identity = create_identity(tmp_path / "id", run="r")
+    answer = with_server(identity, lambda port: exchange(identity, 7, port))
+    assert answer == Beat(generation=7)
+
+
+def test_the_key_is_readable_by_its_owner_only(tmp_path: Path):
+    identity = create_identity(tmp_path / "id", run="r")
+    assert stat.S_IMODE(os.stat(identity.key).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(tmp_path / "id").st_mode) == 0o700
+    assert create_identity(tmp_path / "id", run="r") == load_identity(tmp_path / "id")
+
+
+def test_another_runs_key_is_refused_and_ours_still_works(tmp_path: Path):
+    ours = create_identity(tmp_path / "ours", run="r")
+    theirs = create_identity(tmp_path / "theirs", run="r")
+
+    async def scenario(port):
+        with pytest.raises(LinkClosed):
+            await exchange(theirs, 1, port)
+        return await exchange(ours, 2, port)
+
+    assert with_server(ours, scenario) == Beat(generation=2)
+
+
+def test_a_client_without_any_key_is_refused(tmp_path: Path):
+    identity = create_identity(tmp_path / "id", run="r")
+
+    async def scenario(port):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+            writer.write(b"hello")
+            await writer.drain()
+            await asyncio.wait_for(reader.readexactly(1), 5)
+        writer.transport.abort()
+        return await exchange(identity, 3, port)
+
+    assert with_server(identity, scenario) == Beat(generation=3)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack(">I", 0xFFFFFFFF),
+        struct.pack(">I", 3) + b"\xc1\xc1\xc1",
+        struct.pack(">I", 0),
+    ],
+    ids=["oversized", "malformed", "empty"],
+)
+def test_a_frame_that_is_no_message_closes_only_its_own_link(tmp_path: Path, frame: bytes):
+    identity = create_identity(tmp_path / "id", run="r")
+
+    async def scenario(port):
+        bad = await connect("127.0.0.1", port, identity=identity, decoder=TO_AGENT, deadline_s=5)
+        bad.writer.write(frame)
+        with pytest.raises(LinkClosed):
+            await asyncio.wait_for(bad.receive(), 5)
+        return await exchange(identity, 4, port)
+
+    assert with_server(identity, scenario) == Beat(generation=4)
