@@ -46,15 +46,22 @@ class End(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A node whose agent is connected. ``leaves_at`` is set by a notice (clock seconds)."""
+    """A node whose agent is connected. ``slots``: how many workers it has when all live.
+
+    ``leaves_at`` is set by a notice (clock seconds).
+    """
 
     member: Member
+    slots: int
     leaves_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pause:
-    """One interruption of training, taken apart. Durations in seconds, None until known."""
+    """One interruption of training, taken apart. Seconds; what is not known yet is 0.
+
+    ``hidden_s`` is the part of a planned change that passed while the old generation trained.
+    """
 
     cause: str
     planned: bool
@@ -64,27 +71,32 @@ class Pause:
     prepare_s: float = 0.0
     copy_s: float = 0.0
     switch_s: float = 0.0
-    first_step_s: float = 0.0
+    hidden_s: float = 0.0
     steps_redone: int = 0
     source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transition:
-    """A change from the active layout to the next, under way."""
+    """A change from the active layout to the next, under way.
+
+    ``waiting`` are the nodes that have not answered the present stage; ``considered`` those the
+    plan was asked for.
+    """
 
     generation: int
     cause: str
     planned: bool
     stage: TransitionStage
-    waiting: frozenset[str]  # nodes that have not answered this stage yet
+    began_at: float
+    entered_at: float  # the present stage
     deadline: float
-    entered_at: float
-    members: frozenset[str] = frozenset()  # nodes the plan was asked for
+    waiting: frozenset[str] = frozenset()
+    considered: frozenset[str] = frozenset()
     layout: Layout | None = None
-    halted: frozenset[str] = frozenset()  # nodes known to stand still
-    step: int | None = None  # the step to resume from, once chosen
-    halt_due: float | None = None  # planned: no later than this (a leaver's deadline)
+    step: int = 0
+    copy_s: float = 0.0
+    halt_due: float | None = None  # planned: stand still no later than this
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,40 +104,51 @@ class Limits:
     """Every wait of the life cycle, in seconds, and how many nodes to start with."""
 
     initial_nodes: int
-    assemble_s: float = 60.0
+    assemble_s: float = 120.0
     halt_s: float = 10.0
+    boundary_s: float = 60.0  # a halt at the end of a step
     plan_s: float = 30.0
     prepare_s: float = 30.0
-    restore_s: float = 60.0
+    restore_s: float = 30.0
     switch_s: float = 60.0
+    save_s: float = 120.0
     park_s: float = 600.0
-    leave_margin_s: float = 2.0
+    leave_margin_s: float = 3.0
     max_restarts: int = 20  # transitions in a row without a step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """A wish to end, kept until it can be carried out."""
+
+    end: End
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything the life cycle knows. Small, frozen, journalled after every change."""
+    """Everything the life cycle knows. Small and frozen."""
 
     limits: Limits
     total_steps: int
+    started_at: float = 0.0
     phase: Phase = Phase.assembling
     generation: int = 0  # the highest ever used
     nodes: Mapping[str, Node] = field(default_factory=dict)
     active: Layout | None = None  # of the generation that trains or trained last
     active_generation: int = 0
+    intact: bool = False  # the active generation's workers still hold its state live
     transition: Transition | None = None
+    reconsider: str = ""  # why to plan again as soon as the present transition is over
     pause: Pause | None = None  # the interruption under way
+    resumed_at: float = 0.0  # when the active generation was told to go
     step: int = 0  # newest step known to be applied
-    started_at: float = 0.0
+    restarts: int = 0  # transitions begun since a step was last applied
     parked_at: float | None = None
-    restarts: int = 0
-    end: End | None = None
-    why: str = ""
+    stop: Stop | None = None
+    stopping: frozenset[str] | None = None  # nodes whose part of the last save is not durable yet
+    stop_deadline: float = 0.0
     finished: frozenset[str] = frozenset()
-    saving: frozenset[str] = frozenset()
-    unplanned_members: frozenset[str] = frozenset()  # joined, not yet considered by a plan
-    stop_deadline: float | None = None
 
     @property
     def training(self) -> bool:
@@ -152,6 +175,7 @@ class Joined(Event):
     """An agent was welcomed; its workers are ready."""
 
     member: Member
+    slots: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,13 +238,12 @@ class NodeHalted(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restorable(Event):
-    """Answer to ChooseSources. ``step`` None: some box has no copy anywhere."""
+    """Answer to ChooseSources: the step to resume from, and the farthest tier it needs."""
 
     generation: int
-    step: int | None
+    step: int
     redone: int
     source: str
-    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,7 +335,7 @@ class SendPrepare(Command):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendHalt(Command):
-    """Tell nodes to stand still; ``generation`` is the one that trains."""
+    """Tell nodes to stand still after the step under way, or at once; ``generation`` trains."""
 
     generation: int
     nodes: tuple[str, ...]
@@ -322,10 +345,14 @@ class SendHalt(Command):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChooseSources(Command):
-    """From what the halted nodes hold, choose a step and a source per box; answer Restorable."""
+    """From what the halted nodes hold, choose a step and a source per box; answer Restorable.
+
+    ``live``: workers of the active generation still hold their boxes and need not copy them.
+    """
 
     generation: int
     layout: Layout
+    live: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,134 @@
+"""Which step to resume from, and where each worker gets each box. Pure, no torch.
+
+The newest step that *every* box can reach wins; within it each worker takes each box from the
+nearest tier that has it: kept live, its own node's memory, another node's memory, a durable file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sailor.parallel.layout import Layout, WorkerId
+
+TIERS = ("live", "memory", "peer", "disk", "init")  # nearest first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """Some boxes at one step, in one place.
+
+    ``worker`` wrote it in ``generation``; ``node`` holds it in memory now. ``live`` means the
+    worker still has them as its own tensors. A durable checkpoint has a ``path`` and no node.
+    """
+
+    step: int
+    boxes: frozenset[str]
+    generation: int = 0
+    worker: WorkerId | None = None
+    node: str = ""
+    live: bool = False
+    path: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetch:
+    """Boxes that one worker takes from one copy; no copy means initial values from the seed."""
+
+    tier: str
+    boxes: tuple[str, ...]
+    copy: Copy | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restore:
+    """The decision: the step, and per rank of the new layout its fetches."""
+
+    step: int
+    fetches: tuple[tuple[Fetch, ...], ...]
+
+    @property
+    def farthest_tier(self) -> str:
+        """The worst tier any box comes from: what the pause is told to have cost."""
+        used = {fetch.tier for fetches in self.fetches for fetch in fetches}
+        return max(used, key=TIERS.index, default="live")
+
+
+def on_history(copy: Copy, starts: Mapping[int, int]) -> bool:
+    """Whether a copy belongs to the line of steps that was kept.
+
+    ``starts``: generation -> step it resumed from. A state that a later generation went back
+    behind was given up: mixing it in would join two histories.
+    """
+    return all(
+        copy.step <= start for generation, start in starts.items() if generation > copy.generation
+    )
+
+
+def reachable_step(layout: Layout, copies: Iterable[Copy]) -> int:
+    """The newest step for which every box of the layout has a copy; 0 is always reachable."""
+    holders: dict[int, set[str]] = {}
+    for copy in copies:
+        holders.setdefault(copy.step, set()).update(copy.boxes)
+    wanted = {box.name for box in layout.owners}
+    complete = [step for step, boxes in holders.items() if boxes >= wanted]
+    return max(complete, default=0)
+
+
+def choose(layout: Layout, copies: Sequence[Copy], *, starts: Mapping[int, int]) -> Restore:
+    """The newest reachable step and the nearest source of every box for every rank.
+
+    Memory reads of one box are spread over the nodes that have it, so that one survivor does not
+    serve everybody. A box without any copy at step 0 is made from the seed.
+    """
+    kept = [copy for copy in copies if on_history(copy, starts)]
+    step = reachable_step(layout, kept)
+    by_box: dict[str, list[Copy]] = {}
+    for copy in kept:
+        if copy.step == step:
+            for name in copy.boxes:
+                by_box.setdefault(name, []).append(copy)
+    served: dict[str, int] = {}
+    fetches = []
+    for rank, worker in enumerate(layout.workers):
+        chosen: dict[tuple[str, Copy | None], list[str]] = {}
+        for box in layout.boxes[rank]:
+            tier, source = _nearest(by_box.get(box.name, ()), worker, served)
+            if tier == "peer" and source is not None:
+                served[source.node] = served.get(source.node, 0) + box.num_bytes
+            chosen.setdefault((tier, source), []).append(box.name)
+        fetches.append(
+            tuple(
+                Fetch(tier=tier, boxes=tuple(boxes), copy=source)
+                for (tier, source), boxes in chosen.items()
+            )
+        )
+    return Restore(step=step, fetches=tuple(fetches))
+
+
+def _nearest(
+    copies: Iterable[Copy], worker: WorkerId, served: Mapping[str, int]
+) -> tuple[str, Copy | None]:
+    # A worker's own tensors serve only itself; its snapshot of the same step serves the others.
+    usable = [copy for copy in copies if not copy.live or copy.worker == worker]
+    if not usable:
+        return "init", None
+    best = min(
+        usable,
+        key=lambda copy: (
+            TIERS.index(_tier(copy, worker)),
+            served.get(copy.node, 0),
+            copy.node,
+            str(copy.worker),
+            -copy.generation,
+        ),
+    )
+    return _tier(best, worker), best
+
+
+def _tier(copy: Copy, worker: WorkerId) -> str:
+    if copy.path:
+        return "disk"
+    if copy.live:
+        return "live"
+    return "memory" if copy.node == worker.node else "peer"
