@@ -19,6 +19,7 @@ class NodeRequest:
     zone: str
     machine_type: str
     spot: bool
+    price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

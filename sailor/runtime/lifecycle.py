@@ -122,7 +122,7 @@ def _lost(run: Run, event: Lost) -> Outcome:
         return run, []
     nodes = {name: node for name, node in run.nodes.items() if name != event.node}
     run = replace(run, nodes=nodes)
-    if run.stopping is not None and event.node in run.finished | _saved_nodes(run):
+    if event.node in _saved_nodes(run):
         return run, []  # its part is durable already
     cause = f"{event.node} lost: {event.cause}"
     return _hurt(run, event.at, event.node, cause=cause, silent_s=event.silent_s)
@@ -202,6 +202,8 @@ def _want_plan(run: Run, at: float, *, cause: str) -> Outcome:
                 run, commands = _drop(run, why="membership changed")
                 run, more = _begin_planned(run, at, cause=cause)
                 return run, commands + more
+            if run.transition.stage is Stage.halt and not run.transition.planned:
+                return run, []  # the plan that is asked for next will count it in
             return replace(run, reconsider=run.reconsider or cause), []
         case Phase.parked:
             return _begin_unplanned(run, at, cause=run.pause.cause if run.pause else cause)

@@ -77,9 +77,8 @@ def test_a_client_without_any_key_is_refused(tmp_path: Path):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(b"hello")
         with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-            writer.write(b"hello")
-            await writer.drain()
             await asyncio.wait_for(reader.readexactly(1), 5)
         writer.transport.abort()
         return await exchange(identity, 3, port)

@@ -1,0 +1,580 @@
+"""The controller: feeds what happens to ``lifecycle.advance`` and does what it answers. No torch.
+
+One loop takes events from one queue; everything that waits (planning, agents, disks) runs beside
+it and reports back as an event. It is handed a Provisioner, a way to plan and an event log; it
+knows no cloud and no planner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from sailor.checkpoint import store
+from sailor.checkpoint.placement import peers
+from sailor.checkpoint.restore import Copy, Restore, choose
+from sailor.clock import Clock, WallClock
+from sailor.cluster.provisioner import NodeRequest, Provisioner, Released
+from sailor.errors import NoFeasiblePlan, SailorError
+from sailor.parallel.layout import Layout, Member
+from sailor.plan import Plan
+from sailor.runtime import messages as m
+from sailor.runtime import state as s
+from sailor.runtime.identity import Identity
+from sailor.runtime.journal import read_journal, write_journal
+from sailor.runtime.key_store import KeyStore
+from sailor.runtime.lifecycle import advance
+from sailor.runtime.roster import Roster
+from sailor.runtime.transport import Link, LinkClosed, address_of, listen
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+
+Replanner = Callable[[Sequence[Member]], Plan]
+
+
+class EventSink(Protocol):
+    """Where the run's events go; sailor.observe.events.EventLog in real life."""
+
+    def write(self, kind: str, *, generation: int = 0, **fields: Any) -> object: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControllerSettings:
+    """What one controller needs to know. Seconds; ``keep`` is the number of checkpoints kept."""
+
+    directory: Path  # the run folder
+    run: m.RunSettings
+    limits: s.Limits
+    nodes: tuple[NodeRequest, ...]  # asked for at the start
+    host: str = "127.0.0.1"
+    port: int = 0
+    lease_s: float = 60.0
+    heartbeat_s: float = 0.2
+    reconnect_s: float = 0.4
+    silence_s: float = 5.0
+    keep: int = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How the run ended, and the proof that its machines are gone."""
+
+    end: s.End
+    why: str
+    step: int
+    released: tuple[Released, ...]
+
+
+class Controller:
+    """One run's controller. ``run()`` returns when the run has ended and all is released."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        *,
+        identity: Identity,
+        provisioner: Provisioner,
+        replan: Replanner,
+        events: EventSink,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings
+        self.provisioner = provisioner
+        self.address: tuple[str, int] | None = None
+        self._identity = identity
+        self._replan = replan
+        self._events = events
+        self._clock = clock or WallClock()
+        self._queue: asyncio.Queue[s.Event] = asyncio.Queue()
+        self._roster = Roster()
+        self._store = KeyStore()
+        self._restores: dict[int, Restore] = {}
+        self._recorded: set[tuple[int, int]] = set()
+        self._persisted: dict[int, dict[str, m.Persisted]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outcome: s.Finish | None = None
+        self._journal_path = settings.directory / "journal.json"
+        self._journal = read_journal(self._journal_path)
+        self._run = s.Run(
+            limits=settings.limits,
+            total_steps=settings.run.train.total_steps,
+            started_at=self._clock.now(),
+            generation=self._journal.generation,
+        )
+
+    # For the people around it
+
+    def ask_stop(self, end: s.End, why: str) -> None:
+        """Finish the step, save, end. Safe to call from a signal handler of the loop."""
+        self._queue.put_nowait(s.StopAsked(at=self._clock.now(), end=end, why=why))
+
+    async def add_node(self, request: NodeRequest) -> None:
+        """Ask the provisioner for one more machine. Raises CloudError when it refuses."""
+        self._events.write(
+            "node_requested",
+            node=request.node,
+            zone=request.zone,
+            machine_type=request.machine_type,
+            spot=request.spot,
+            price_per_hour=request.price_per_hour,
+        )
+        await self.provisioner.request(request)
+
+    def listening(self) -> tuple[str, int]:
+        """The address agents dial; valid once ``start`` returned."""
+        assert self.address is not None
+        return self.address
+
+    # The run
+
+    async def start(self) -> None:
+        """Open the control port. Raises OSError when a fixed port is taken."""
+        self._server = await listen(
+            self.settings.host,
+            self.settings.port,
+            identity=self._identity,
+            decoder=m.decoder(m.ToController),
+            on_link=self._serve,
+        )
+        self.address = address_of(self._server)
+
+    async def run(self) -> Outcome:
+        """Provision, train through whatever happens, save, release. Call ``start`` first."""
+        self._beside(self._ticks())
+        self._beside(self._watch_notices())
+        try:
+            await asyncio.gather(*(self.add_node(request) for request in self.settings.nodes))
+            while self._outcome is None:
+                await self._handle(await self._queue.get())
+        finally:
+            released = await self._wind_down()
+        return Outcome(
+            end=self._outcome.end, why=self._outcome.why, step=self._run.step, released=released
+        )
+
+    async def _handle(self, event: s.Event) -> None:
+        self._run, commands = advance(self._run, event)
+        if not isinstance(event, s.Tick) or commands:
+            log.debug("%s -> %s", event, self._run.phase.value)
+        for command in commands:
+            await self._execute(command)
+
+    async def _wind_down(self) -> tuple[Released, ...]:
+        reason = self._outcome.why if self._outcome is not None else "the controller failed"
+        for node in list(self._roster.agents):
+            await self._roster.send(node, m.Shutdown(reason=reason))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        released = await self.provisioner.close()
+        for proof in released:
+            self._events.write("node_released", node=proof.node, proof=proof.proof)
+        self._server.close()
+        for agent in self._roster.agents.values():
+            if agent.link is not None:
+                agent.link.abort()
+        return released
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the loop. If it breaks, the run ends as failed, saved if it can."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._beside_done)
+
+    def _beside_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background work failed", exc_info=error)
+            self.ask_stop(s.End.failed, f"internal error: {error!r}")
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._clock.now()
+            for node, cause, silent_s in self._roster.overdue(
+                now=now,
+                reconnect_s=self.settings.reconnect_s,
+                silence_s=self.settings.silence_s,
+            ):
+                self._lose(node, cause, silent_s)
+            self._queue.put_nowait(s.Tick(at=now))
+
+    async def _watch_notices(self) -> None:
+        async for notice in self.provisioner.notices():
+            self._events.write(
+                "notice", node=notice.node, seconds=notice.seconds, source=notice.source
+            )
+            self._put(s.Noticed(at=self._clock.now(), node=notice.node, seconds=notice.seconds))
+
+    def _put(self, event: s.Event) -> None:
+        self._queue.put_nowait(event)
+
+    def _lose(self, node: str, cause: str, silent_s: float) -> None:
+        agent = self._roster.remove(node)
+        self._roster.fenced[node] = cause
+        if agent is not None and agent.link is not None:
+            agent.link.abort()
+        self._events.write("node_lost", node=node, cause=cause, silent_s=silent_s)
+        self._put(s.Lost(at=self._clock.now(), node=node, cause=cause, silent_s=silent_s))
+        self._beside(self._release(node))
+
+    async def _release(self, node: str) -> None:
+        released = await self.provisioner.release(node)
+        self._events.write("node_released", node=node, proof=released.proof)
+
+    # Agents
+
+    async def _serve(self, link: Link) -> None:
+        """One agent's connection, from Hello to its end."""
+        hello = await asyncio.wait_for(link.receive(), 10.0)
+        if not isinstance(hello, m.Hello):
+            log.warning("%s did not say hello, closing", link.peer)
+            return
+        now = self._clock.now()
+        known = hello.node in self._roster.agents
+        refusal = self._roster.admit(hello, link, now=now)
+        if refusal:
+            log.warning("refused %s: %s", hello.node, refusal)
+            await link.send(m.Refused(reason=refusal))
+            return
+        await link.send(
+            m.Welcome(
+                settings=self.settings.run,
+                lease_s=self.settings.lease_s,
+                heartbeat_s=self.settings.heartbeat_s,
+            )
+        )
+        agent = self._roster.agents[hello.node]
+        if not known:
+            self._events.write(
+                "node_joined",
+                node=hello.node,
+                zone=hello.zone,
+                machine_type=hello.machine_type,
+                pid=hello.pid,
+                workers=[{"worker": str(w.worker), "pid": w.pid} for w in hello.workers],
+            )
+            self._put(s.Joined(at=now, member=agent.member, slots=agent.slots))
+        try:
+            while True:
+                message = await link.receive()
+                self._roster.heard(hello.node, now=self._clock.now())
+                await self._on_message(hello.node, link, message)
+        except LinkClosed:
+            self._roster.parted(hello.node, link, now=self._clock.now())
+
+    async def _on_message(self, node: str, link: Link, message: Any) -> None:
+        """Turn one message into events. Answers of other generations are sorted out by advance."""
+        now, generation = self._clock.now(), message.generation
+        match message:
+            case m.Heartbeat():
+                self._note_statuses(node, message.workers)
+                await link.send(m.Beat())
+            case m.StoreSet():
+                await self._store.set(generation, message.key, message.value)
+            case m.StoreGet():
+                self._beside(self._answer_store(link, message))
+            case m.Stepped():
+                self._record_step(message.record)
+                self._put(s.StepApplied(at=now, generation=generation, step=message.record.step))
+            case m.WorkerLost():
+                self._events.write(
+                    "worker_lost",
+                    worker=str(message.worker),
+                    cause=message.cause,
+                    silent_s=message.silent_s,
+                )
+                self._put(
+                    s.WorkerDied(
+                        at=now,
+                        worker=message.worker,
+                        cause=message.cause,
+                        silent_s=message.silent_s,
+                    )
+                )
+            case m.WorkerUp():
+                self._events.write("worker_up", worker=str(message.worker), pid=message.pid)
+                self._put(s.WorkerStarted(at=now, worker=message.worker))
+            case m.Prepared():
+                self._put(s.NodePrepared(at=now, generation=generation, node=node))
+            case m.Halted():
+                self._note_statuses(node, message.workers)
+                self._roster.agents[node].holdings = message.holdings
+                for record in message.records:
+                    self._record_step(record)
+                self._put(s.NodeHalted(at=now, generation=generation, node=node))
+            case m.Switched():
+                self._put(
+                    s.NodeSwitched(at=now, generation=generation, node=node, copy_s=message.copy_s)
+                )
+            case m.TransitionFailed():
+                self._put(
+                    s.NodeFailed(at=now, generation=generation, node=node, reason=message.reason)
+                )
+            case m.Finished():
+                self._put(s.NodeFinished(at=now, generation=generation, node=node))
+            case m.Snapshotted():
+                self._events.write(
+                    "snapshot",
+                    generation=generation,
+                    snapshot=f"{message.snapshot.worker}@{message.snapshot.step}",
+                    bytes=message.bytes,
+                    stall_s=message.stall_s,
+                    peer=message.peer,
+                )
+            case m.Persisted():
+                await self._on_persisted(node, message)
+            case m.NoticeSeen():
+                self._events.write(
+                    "notice", node=node, seconds=message.seconds, source=message.source
+                )
+                self._put(s.Noticed(at=now, node=node, seconds=message.seconds))
+            case m.Diverged():
+                self._put(s.LossNotFinite(at=now, generation=generation, step=message.step))
+
+    def _note_statuses(self, node: str, statuses: tuple[m.WorkerStatus, ...]) -> None:
+        agent = self._roster.agents.get(node)
+        if agent is not None:
+            agent.statuses = {status.worker: status for status in statuses}
+
+    async def _answer_store(self, link: Link, request: m.StoreGet) -> None:
+        values = await self._store.get(
+            request.generation, request.keys, seconds=min(request.seconds, 60.0)
+        )
+        try:
+            await link.send(
+                m.StoreValues(generation=request.generation, request=request.request, values=values)
+            )
+        except LinkClosed:
+            log.debug("%s went before its store answer", link.peer)
+
+    def _record_step(self, record: m.StepRecord) -> None:
+        key = (record.generation, record.step)
+        if key in self._recorded:
+            return
+        self._recorded.add(key)
+        fields: dict[str, Any] = {
+            name: getattr(record, name)
+            for name in record.__struct_fields__
+            if name not in ("generation", "eval_loss")
+        }
+        if record.eval_loss is not None:
+            fields["eval_loss"] = record.eval_loss
+        self._events.write("step", generation=record.generation, **fields)
+
+    # Durable checkpoints
+
+    async def _on_persisted(self, node: str, part: m.Persisted) -> None:
+        """Collect the parts of a step; with the last one the checkpoint becomes complete."""
+        if part.error:
+            self._events.write(
+                "persist_failed", generation=part.generation, step=part.step, error=part.error
+            )
+            log.warning("%s could not persist step %d: %s", node, part.step, part.error)
+            if self._run.stopping is not None:
+                self._put(s.StopAsked(at=self._clock.now(), end=s.End.failed, why=part.error))
+            return
+        parts = self._persisted.setdefault(part.step, {})
+        parts[node] = part
+        layout = self._run.active
+        if layout is None:
+            return
+        there = {box for each in parts.values() for box in each.boxes}
+        if there >= {box.name for box in layout.owners}:
+            size = await asyncio.to_thread(
+                store.complete,
+                Path(self.settings.run.checkpoint_directory),
+                part.step,
+                list(parts.values()),
+                settings=self.settings.run,
+                keep=self.settings.keep,
+            )
+            self._events.write(
+                "persisted", generation=part.generation, step=part.step, bytes=size,
+                path=str(self.settings.run.checkpoint_directory), seconds=0.0,
+            )  # fmt: skip
+            for old in [step for step in self._persisted if step < part.step]:
+                del self._persisted[old]
+        if self._run.stopping is not None and part.step >= self._run.step:
+            self._put(s.NodeSaved(at=self._clock.now(), node=node))
+
+    # Commands
+
+    async def _execute(self, command: s.Command) -> None:
+        match command:
+            case s.Record():
+                fields = dict(command.fields)
+                generation = int(fields.pop("generation", self._run.generation))
+                self._events.write(command.kind, generation=generation, **fields)
+            case s.Replan():
+                self._beside(self._plan(command))
+            case s.SendPrepare():
+                await self._prepare(command)
+            case s.SendHalt():
+                halt = m.Halt(
+                    generation=command.generation,
+                    boundary=command.boundary,
+                    persist=command.persist,
+                )
+                await self._tell(command.nodes, halt)
+            case s.ChooseSources():
+                await self._choose(command)
+            case s.SendSwitch():
+                await self._switch(command)
+            case s.SendGo():
+                self._journal = self._journal.begun(command.generation, step=command.step)
+                await asyncio.to_thread(write_journal, self._journal_path, self._journal)
+                go = m.Go(generation=command.generation, step=command.step)
+                await self._tell(command.layout.nodes, go)
+                await self._store.drop_before(command.generation)
+            case s.SendDrop():
+                await self._store.drop_before(command.generation + 1)
+                await self._tell(command.nodes, m.Drop(generation=command.generation))
+            case s.Fence():
+                self._events.write("fenced", node=command.node, reason=command.reason)
+                await self._roster.send(command.node, m.Refused(reason=command.reason))
+                self._lose(command.node, command.reason, 0.0)
+            case s.Release():
+                await self._roster.send(command.node, m.Shutdown(reason=command.reason))
+                self._roster.remove(command.node)
+                self._roster.fenced[command.node] = command.reason
+                self._put(s.Lost(at=self._clock.now(), node=command.node, cause="released"))
+                self._beside(self._release(command.node))
+            case s.Finish():
+                self._outcome = command
+
+    async def _tell(self, nodes: Sequence[str], message: m.Message) -> None:
+        await asyncio.gather(*(self._roster.send(node, message) for node in nodes))
+
+    async def _plan(self, command: s.Replan) -> None:
+        layout, why = None, ""
+        try:
+            plan = await asyncio.to_thread(self._replan, command.members)
+            layout = await asyncio.to_thread(
+                partial(
+                    Layout.of,
+                    plan,
+                    spec=self.settings.run.spec,
+                    pieces=self.settings.run.pieces,
+                    members=command.members,
+                    previous=command.previous,
+                )
+            )
+        except NoFeasiblePlan as error:
+            why = error.what
+        except (SailorError, ValueError) as error:
+            log.exception("planning failed")
+            why = str(error)
+        self._put(
+            s.Planned(at=self._clock.now(), generation=command.generation, layout=layout, why=why)
+        )
+
+    async def _prepare(self, command: s.SendPrepare) -> None:
+        layout = command.layout
+        members = tuple(
+            node.member for name, node in sorted(self._run.nodes.items()) if name in layout.nodes
+        )
+        keepers = [n.member for n in self._run.nodes.values() if n.leaves_at is None]
+        prepare = m.Prepare(
+            generation=command.generation,
+            plan=layout.plan,
+            members=members,
+            workers=layout.workers,
+            peers={a.node: a.address for a in self._roster.agents.values()},
+            copies=peers(keepers),
+        )
+        await self._tell(layout.nodes, prepare)
+
+    async def _choose(self, command: s.ChooseSources) -> None:
+        copies, committed = self._copies(live=command.live)
+        checkpoint = await asyncio.to_thread(
+            store.newest, Path(self.settings.run.checkpoint_directory)
+        )
+        if checkpoint is not None:
+            copies.append(
+                Copy(
+                    step=checkpoint.step,
+                    boxes=frozenset(checkpoint.boxes),
+                    generation=checkpoint.generation,
+                    path=str(checkpoint.path),
+                )
+            )
+        restore = choose(command.layout, copies, starts=self._journal.starts)
+        self._restores = {command.generation: restore}
+        self._put(
+            s.Restorable(
+                at=self._clock.now(),
+                generation=command.generation,
+                step=restore.step,
+                redone=max(0, committed - restore.step),
+                source=restore.farthest_tier,
+            )
+        )
+
+    def _copies(self, *, live: bool) -> tuple[list[Copy], int]:
+        """Everything in memory anywhere, and the newest step known to be committed."""
+        copies = [
+            Copy(
+                step=holding.snapshot.step,
+                boxes=frozenset(holding.boxes),
+                generation=holding.snapshot.generation,
+                worker=holding.snapshot.worker,
+                node=agent.node,
+            )
+            for agent in self._roster.agents.values()
+            for holding in agent.holdings
+        ]
+        active = self._run.active
+        if active is None or not live:
+            return copies, self._run.step
+        applied = []
+        for rank, worker in enumerate(active.workers):
+            agent = self._roster.agents.get(worker.node)
+            status = agent.statuses.get(worker) if agent is not None else None
+            if status is None or status.step < 0:
+                continue
+            applied.append(status.step)
+            copies.append(
+                Copy(
+                    step=status.step,
+                    boxes=frozenset(box.name for box in active.boxes[rank]),
+                    generation=self._run.active_generation,
+                    worker=worker,
+                    node=worker.node,
+                    live=True,
+                )
+            )
+        return copies, min(applied, default=self._run.step)
+
+    async def _switch(self, command: s.SendSwitch) -> None:
+        restore = self._restores[command.generation]
+        by_node: dict[str, dict[str, tuple[m.Source, ...]]] = {}
+        for worker, fetches in zip(command.layout.workers, restore.fetches, strict=True):
+            sources = tuple(_source(fetch.tier, fetch.boxes, fetch.copy) for fetch in fetches)
+            by_node.setdefault(worker.node, {})[str(worker)] = sources
+        await asyncio.gather(
+            *(
+                self._roster.send(
+                    node,
+                    m.Switch(generation=command.generation, step=command.step, sources=sources),
+                )
+                for node, sources in by_node.items()
+            )
+        )
+
+
+def _source(tier: str, boxes: tuple[str, ...], copy: Copy | None) -> m.Source:
+    if copy is None or copy.live:
+        return m.Source(tier=tier, boxes=boxes)
+    if copy.path:
+        return m.Source(tier="disk", boxes=boxes, path=copy.path)
+    assert copy.worker is not None
+    snapshot = m.SnapshotId(generation=copy.generation, step=copy.step, worker=copy.worker)
+    return m.Source(tier="memory", boxes=boxes, node=copy.node, snapshot=snapshot)

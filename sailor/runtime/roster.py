@@ -1,0 +1,100 @@
+"""The agents a controller knows: their links, what they last said, and who has fallen silent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sailor.parallel.layout import Member, WorkerId
+from sailor.runtime.messages import Hello, Holding, Message, WorkerStatus
+from sailor.runtime.transport import Link, LinkClosed
+
+
+@dataclass(kw_only=True)
+class AgentRecord:
+    """One agent. ``link`` is None while it is disconnected and may still come back."""
+
+    node: str
+    pid: int
+    member: Member
+    slots: int
+    address: tuple[str, int]
+    link: Link | None
+    heard_at: float
+    parted_at: float | None = None
+    statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)
+    holdings: tuple[Holding, ...] = ()
+
+
+class Roster:
+    """Agents by node name. A node once fenced never comes back under that name."""
+
+    def __init__(self) -> None:
+        self.agents: dict[str, AgentRecord] = {}
+        self.fenced: dict[str, str] = {}
+
+    def admit(self, hello: Hello, link: Link, *, now: float) -> str:
+        """Take an agent in. Returns why not, or "" and the record is there."""
+        if hello.node in self.fenced:
+            return f"{hello.node} was given up: {self.fenced[hello.node]}"
+        known = self.agents.get(hello.node)
+        if known is not None and known.pid != hello.pid:
+            return f"{hello.node} is a member already, with another agent"
+        workers = tuple(sorted(status.worker for status in hello.workers))
+        self.agents[hello.node] = AgentRecord(
+            node=hello.node,
+            pid=hello.pid,
+            member=Member(
+                node=hello.node,
+                zone=hello.zone,
+                machine_type=hello.machine_type,
+                workers=workers,
+            ),
+            slots=known.slots if known is not None else len(workers),
+            address=(hello.host, hello.port),
+            link=link,
+            heard_at=now,
+            statuses={status.worker: status for status in hello.workers},
+            holdings=hello.holdings,
+        )
+        return ""
+
+    def heard(self, node: str, *, now: float) -> None:
+        """Any word from an agent is a sign of life."""
+        if node in self.agents:
+            self.agents[node].heard_at = now
+
+    def parted(self, node: str, link: Link, *, now: float) -> None:
+        """A link ended; the agent may reconnect for a moment."""
+        agent = self.agents.get(node)
+        if agent is not None and agent.link is link:
+            agent.link = None
+            agent.parted_at = now
+
+    def overdue(
+        self, *, now: float, reconnect_s: float, silence_s: float
+    ) -> list[tuple[str, str, float]]:
+        """(node, cause, seconds silent) of agents to be taken for lost."""
+        found = []
+        for node, agent in self.agents.items():
+            silent_s = now - agent.heard_at
+            if agent.link is None and agent.parted_at is not None:
+                if now - agent.parted_at > reconnect_s:
+                    found.append((node, "connection closed", silent_s))
+            elif silent_s > silence_s:
+                found.append((node, f"silent for {silent_s:.1f} s", silent_s))
+        return found
+
+    def remove(self, node: str) -> AgentRecord | None:
+        """Forget an agent."""
+        return self.agents.pop(node, None)
+
+    async def send(self, node: str, message: Message) -> bool:
+        """Send if the agent is connected; a failure is no error, its silence will tell."""
+        agent = self.agents.get(node)
+        if agent is None or agent.link is None:
+            return False
+        try:
+            await agent.link.send(message)
+        except LinkClosed:
+            return False
+        return True

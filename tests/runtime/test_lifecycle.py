@@ -1,0 +1,393 @@
+"""The life cycle as tables: one situation, one event, what follows."""
+
+from dataclasses import replace
+
+import pytest
+
+from sailor.runtime import state as s
+from sailor.runtime.lifecycle import advance
+from tests.helpers.builders import a_layout, a_member, a_plan
+
+LIMITS = s.Limits(initial_nodes=2)
+
+
+def drive(run, *events):
+    """Advance through events; the last outcome's commands."""
+    commands = []
+    for event in events:
+        run, commands = advance(run, event)
+    return run, commands
+
+
+def of_kind(commands, kind):
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def a_run(**changes):
+    return replace(s.Run(limits=LIMITS, total_steps=100), **changes)
+
+
+def layout_on(*nodes):
+    members = [a_member(node) for node in nodes]
+    layout = a_layout(a_plan(*([[]] * len(nodes))))
+    return replace(layout, workers=tuple(m.workers[0] for m in members))
+
+
+def a_training_run(*nodes, at=10.0):
+    """Generation 1 training on the nodes, having applied step 5."""
+    run = a_run(limits=replace(LIMITS, initial_nodes=len(nodes)))
+    for node in nodes:
+        run, _ = advance(run, s.Joined(at=1, member=a_member(node), slots=1))
+    layout = layout_on(*nodes)
+    run, _ = advance(run, s.Planned(at=2, generation=1, layout=layout))
+    for node in nodes:
+        run, _ = advance(run, s.NodePrepared(at=3, generation=1, node=node))
+    run, _ = advance(run, s.Restorable(at=4, generation=1, step=0, redone=0, source="init"))
+    for node in nodes:
+        run, _ = advance(run, s.NodeSwitched(at=5, generation=1, node=node, copy_s=0.1))
+    run, _ = advance(run, s.StepApplied(at=6, generation=1, step=1))
+    run, _ = advance(run, s.StepApplied(at=at, generation=1, step=5))
+    assert run.phase is s.Phase.training
+    return run
+
+
+def test_the_first_plan_is_asked_for_when_enough_nodes_are_there():
+    run, commands = drive(a_run(), s.Joined(at=1, member=a_member("n0"), slots=1))
+    assert run.phase is s.Phase.assembling
+    assert commands == []
+    run, commands = drive(run, s.Joined(at=2, member=a_member("n1"), slots=1))
+    (replan,) = of_kind(commands, s.Replan)
+    assert [member.node for member in replan.members] == ["n0", "n1"]
+
+
+def test_a_run_that_waited_long_enough_starts_with_what_it_has():
+    run, _ = drive(a_run(), s.Joined(at=1, member=a_member("n0"), slots=1))
+    run, commands = drive(run, s.Tick(at=LIMITS.assemble_s + 1))
+    assert of_kind(commands, s.Replan)
+
+
+def test_no_node_at_all_ends_the_run_as_interrupted():
+    _, commands = drive(a_run(), s.Tick(at=LIMITS.assemble_s + 1))
+    (finish,) = of_kind(commands, s.Finish)
+    assert finish.end is s.End.interrupted
+
+
+def test_a_lost_node_halts_the_survivors_at_once():
+    run = a_training_run("n0", "n1", "n2")
+    run, commands = drive(run, s.Lost(at=11, node="n1", cause="killed", silent_s=0.2))
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert halt.nodes == ("n0", "n2")
+    assert not halt.boundary
+    assert halt.generation == 1
+    assert run.pause.detect_s == pytest.approx(0.2)
+
+
+def test_a_loss_goes_through_halt_plan_prepare_restore_switch():
+    run = a_training_run("n0", "n1", "n2")
+    run, _ = drive(run, s.Lost(at=11, node="n1", cause="killed", silent_s=0.5))
+    run, commands = drive(
+        run,
+        s.NodeHalted(at=11.1, generation=1, node="n0"),
+        s.NodeHalted(at=11.2, generation=1, node="n2"),
+    )
+    (replan,) = of_kind(commands, s.Replan)
+    assert replan.generation == 2
+    run, commands = drive(run, s.Planned(at=11.3, generation=2, layout=layout_on("n0", "n2")))
+    assert of_kind(commands, s.SendPrepare)
+    run, commands = drive(
+        run,
+        s.NodePrepared(at=11.5, generation=2, node="n0"),
+        s.NodePrepared(at=11.6, generation=2, node="n2"),
+    )
+    (choose,) = of_kind(commands, s.ChooseSources)
+    assert choose.live
+    run, commands = drive(run, s.Restorable(at=11.7, generation=2, step=4, redone=1, source="peer"))
+    (switch,) = of_kind(commands, s.SendSwitch)
+    assert switch.step == 4
+    run, commands = drive(
+        run,
+        s.NodeSwitched(at=12.0, generation=2, node="n0", copy_s=0.1),
+        s.NodeSwitched(at=12.1, generation=2, node="n2", copy_s=0.3),
+    )
+    (go,) = of_kind(commands, s.SendGo)
+    assert go.step == 4
+    run, commands = drive(run, s.StepApplied(at=12.4, generation=2, step=5))
+    (record,) = of_kind(commands, s.Record)
+    pause = record.fields
+    parts = ("detect_s", "decide_s", "prepare_s", "copy_s", "switch_s", "first_step_s")
+    assert pause["total_s"] == pytest.approx(sum(pause[part] for part in parts))
+    assert pause["total_s"] == pytest.approx(12.4 - 10.5)
+    assert pause["detect_s"] == pytest.approx(0.5)
+    assert pause["copy_s"] == pytest.approx(0.3)
+    assert pause["steps_redone"] == 1
+    assert run.pause is None
+
+
+def test_answers_of_an_earlier_generation_change_nothing():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(run, s.Lost(at=11, node="n1", cause="killed"))
+    before = run
+    for stale in (
+        s.Planned(at=12, generation=1, layout=layout_on("n0")),
+        s.NodePrepared(at=12, generation=1, node="n0"),
+        s.NodeSwitched(at=12, generation=1, node="n0", copy_s=0),
+        s.Restorable(at=12, generation=1, step=3, redone=0, source="live"),
+        s.NodeFailed(at=12, generation=1, node="n0", reason="late"),
+    ):
+        run, commands = advance(before, stale)
+        assert run == before
+        assert commands == []
+
+
+def test_a_joiner_is_prepared_while_training_goes_on():
+    run = a_training_run("n0", "n1")
+    run, commands = drive(run, s.Joined(at=11, member=a_member("n2"), slots=1))
+    assert of_kind(commands, s.Replan)
+    assert not of_kind(commands, s.SendHalt)
+    assert run.training
+    run, commands = drive(run, s.Planned(at=12, generation=2, layout=layout_on("n0", "n1", "n2")))
+    assert of_kind(commands, s.SendPrepare)
+    assert run.training
+    run, commands = drive(
+        run, *(s.NodePrepared(at=13, generation=2, node=n) for n in ("n0", "n1", "n2"))
+    )
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert halt.boundary
+    assert halt.nodes == ("n0", "n1")
+    run, commands = drive(run, *(s.NodeHalted(at=14, generation=1, node=n) for n in ("n0", "n1")))
+    assert of_kind(commands, s.ChooseSources)
+    assert run.pause.planned
+    assert run.pause.hidden_s == pytest.approx(2.0)
+
+
+def test_a_joiner_that_dies_while_preparing_disturbs_nobody():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(
+        run,
+        s.Joined(at=11, member=a_member("n2"), slots=1),
+        s.Planned(at=12, generation=2, layout=layout_on("n0", "n1", "n2")),
+    )
+    run, commands = drive(run, s.Lost(at=12.5, node="n2", cause="killed"))
+    assert of_kind(commands, s.SendDrop)
+    assert not of_kind(commands, s.SendHalt)
+    assert run.training
+    assert run.pause is None
+
+
+def test_a_plan_equal_to_the_present_layout_is_dropped():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(run, s.Joined(at=11, member=a_member("n2"), slots=1))
+    run, commands = drive(run, s.Planned(at=12, generation=2, layout=layout_on("n0", "n1")))
+    assert run.phase is s.Phase.training
+    assert of_kind(commands, s.SendDrop)
+
+
+def test_a_loss_during_a_transition_starts_one_generation_higher():
+    run = a_training_run("n0", "n1", "n2")
+    run, _ = drive(
+        run,
+        s.Lost(at=11, node="n2", cause="killed", silent_s=0.5),
+        s.NodeHalted(at=12, generation=1, node="n0"),
+        s.NodeHalted(at=12, generation=1, node="n1"),
+        s.Planned(at=12, generation=2, layout=layout_on("n0", "n1")),
+    )
+    run, commands = drive(run, s.Lost(at=13, node="n1", cause="killed"))
+    assert run.generation == 3
+    assert run.pause.began_at == pytest.approx(10.5)
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert halt.nodes == ("n0",)
+    (drop,) = of_kind(commands, s.SendDrop)
+    assert drop.generation == 2
+
+
+def test_after_a_switch_was_sent_workers_no_longer_count_as_live():
+    run = a_training_run("n0", "n1", "n2")
+    run, _ = drive(
+        run,
+        s.Lost(at=11, node="n2", cause="killed"),
+        s.NodeHalted(at=12, generation=1, node="n0"),
+        s.NodeHalted(at=12, generation=1, node="n1"),
+        s.Planned(at=12, generation=2, layout=layout_on("n0", "n1")),
+        s.NodePrepared(at=12, generation=2, node="n0"),
+        s.NodePrepared(at=12, generation=2, node="n1"),
+        s.Restorable(at=12, generation=2, step=5, redone=0, source="memory"),
+        s.NodeFailed(at=12.5, generation=2, node="n0", reason="digest mismatch"),
+        s.NodeHalted(at=13, generation=1, node="n0"),
+        s.NodeHalted(at=13, generation=1, node="n1"),
+        s.Planned(at=13, generation=3, layout=layout_on("n0", "n1")),
+        s.NodePrepared(at=13, generation=3, node="n0"),
+    )
+    run, commands = drive(run, s.NodePrepared(at=13, generation=3, node="n1"))
+    (choose,) = of_kind(commands, s.ChooseSources)
+    assert not choose.live
+
+
+def test_a_dead_worker_is_waited_for_before_planning():
+    run = a_training_run("n0", "n1")
+    worker = a_member("n1").workers[0]
+    run, _ = drive(run, s.WorkerDied(at=11, worker=worker, cause="SIGKILL"))
+    run, commands = drive(
+        run,
+        s.NodeHalted(at=11.1, generation=1, node="n0"),
+        s.NodeHalted(at=11.1, generation=1, node="n1"),
+    )
+    assert not of_kind(commands, s.Replan)
+    reborn = replace(worker, incarnation=2)
+    run, commands = drive(run, s.WorkerStarted(at=11.2, worker=reborn))
+    (replan,) = of_kind(commands, s.Replan)
+    assert reborn in replan.members[1].workers
+
+
+def test_a_notice_plans_without_the_leaver_and_releases_it_after_the_switch():
+    run = a_training_run("n0", "n1")
+    run, commands = drive(run, s.Noticed(at=11, node="n1", seconds=30))
+    (replan,) = of_kind(commands, s.Replan)
+    assert [member.node for member in replan.members] == ["n0"]
+    run, _ = drive(
+        run,
+        s.Planned(at=11, generation=2, layout=layout_on("n0")),
+        s.NodePrepared(at=12, generation=2, node="n0"),
+        s.NodeHalted(at=13, generation=1, node="n0"),
+        s.NodeHalted(at=13, generation=1, node="n1"),
+        s.Restorable(at=13, generation=2, step=6, redone=0, source="peer"),
+    )
+    run, commands = drive(run, s.NodeSwitched(at=13, generation=2, node="n0", copy_s=0))
+    assert [release.node for release in of_kind(commands, s.Release)] == ["n1"]
+
+
+def test_a_notice_too_short_to_prepare_halts_in_time():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(run, s.Noticed(at=11, node="n1", seconds=4))
+    run, commands = drive(run, s.Tick(at=11 + 4 - LIMITS.leave_margin_s))
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert halt.nodes == ("n0", "n1")
+
+
+def test_no_feasible_plan_parks_until_a_node_comes():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(
+        run,
+        s.Lost(at=11, node="n1", cause="killed"),
+        s.NodeHalted(at=11, generation=1, node="n0"),
+    )
+    run, commands = drive(run, s.Planned(at=12, generation=2, layout=None, why="too big"))
+    assert run.phase is s.Phase.parked
+    run, commands = drive(run, s.Joined(at=20, member=a_member("n2"), slots=1))
+    assert run.generation == 3
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert halt.nodes == ("n0", "n2")
+
+
+def test_parking_too_long_saves_and_ends_resumable():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(
+        run,
+        s.Lost(at=11, node="n1", cause="killed"),
+        s.NodeHalted(at=11, generation=1, node="n0"),
+        s.Planned(at=12, generation=2, layout=None, why="too big"),
+    )
+    run, commands = drive(run, s.Tick(at=13 + LIMITS.park_s))
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert halt.persist
+    _, commands = drive(run, s.NodeSaved(at=700, node="n0"))
+    (finish,) = of_kind(commands, s.Finish)
+    assert finish.end is s.End.interrupted
+
+
+def test_a_stop_finishes_the_step_saves_and_ends():
+    run = a_training_run("n0", "n1")
+    run, commands = drive(run, s.StopAsked(at=11, end=s.End.interrupted, why="Ctrl-C"))
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert halt.boundary
+    assert halt.persist
+    run, commands = drive(run, s.NodeSaved(at=12, node="n0"))
+    assert commands == []
+    run, commands = drive(run, s.NodeSaved(at=12, node="n1"))
+    (finish,) = of_kind(commands, s.Finish)
+    assert finish.end is s.End.interrupted
+
+
+def test_a_stop_during_a_transition_is_carried_out_after_it():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(
+        run,
+        s.Lost(at=11, node="n1", cause="killed"),
+        s.StopAsked(at=11, end=s.End.interrupted, why="Ctrl-C"),
+        s.NodeHalted(at=12, generation=1, node="n0"),
+        s.Planned(at=12, generation=2, layout=layout_on("n0")),
+        s.NodePrepared(at=12, generation=2, node="n0"),
+        s.Restorable(at=12, generation=2, step=5, redone=0, source="live"),
+    )
+    run, commands = drive(run, s.NodeSwitched(at=12, generation=2, node="n0", copy_s=0))
+    assert of_kind(commands, s.SendGo)
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert halt.persist
+
+
+def test_all_nodes_finished_saves_and_ends_done():
+    run = a_training_run("n0", "n1")
+    run, commands = drive(
+        run,
+        s.NodeFinished(at=90, generation=1, node="n0"),
+        s.NodeFinished(at=90, generation=1, node="n1"),
+    )
+    assert of_kind(commands, s.SendHalt)
+    _, commands = drive(run, s.NodeSaved(at=91, node="n0"), s.NodeSaved(at=91, node="n1"))
+    (finish,) = of_kind(commands, s.Finish)
+    assert finish.end is s.End.done
+
+
+def test_a_node_lost_before_the_last_save_is_recovered_from_first():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(
+        run,
+        s.NodeFinished(at=90, generation=1, node="n0"),
+        s.NodeFinished(at=90, generation=1, node="n1"),
+        s.NodeSaved(at=91, node="n0"),
+    )
+    run, commands = drive(run, s.Lost(at=91, node="n1", cause="killed"))
+    assert run.phase is s.Phase.transition
+    assert of_kind(commands, s.SendHalt)
+    assert run.stop.end is s.End.done
+
+
+def test_a_node_that_does_not_halt_in_time_is_fenced():
+    run = a_training_run("n0", "n1", "n2")
+    run, _ = drive(
+        run,
+        s.Lost(at=11, node="n2", cause="killed"),
+        s.NodeHalted(at=11.1, generation=1, node="n0"),
+    )
+    run, commands = drive(run, s.Tick(at=11 + LIMITS.halt_s + 1))
+    (fence,) = of_kind(commands, s.Fence)
+    assert fence.node == "n1"
+    assert set(run.nodes) == {"n0"}
+
+
+def test_when_most_nodes_are_late_nobody_is_blamed():
+    run = a_training_run("n0", "n1", "n2")
+    run, _ = drive(run, s.Lost(at=11, node="n2", cause="killed"))
+    run, commands = drive(run, s.Tick(at=11 + LIMITS.halt_s + 1))
+    assert not of_kind(commands, s.Fence)
+    assert run.generation == 3
+
+
+def test_transitions_that_never_reach_a_step_end_the_run():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(run, s.Lost(at=11, node="n1", cause="killed"))
+    for _ in range(LIMITS.max_restarts):
+        assert run.phase is s.Phase.transition
+        run, commands = advance(
+            run,
+            s.NodeFailed(at=12, generation=run.generation, node="n0", reason="no memory"),
+        )
+    (finish,) = of_kind(commands, s.Finish)
+    assert finish.end is s.End.failed
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_step():
+    run = a_training_run("n0", "n1")
+    run, commands = drive(run, s.LossNotFinite(at=11, generation=1, step=6))
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert halt.persist
+    assert run.stop.end is s.End.diverged
