@@ -22,6 +22,7 @@ from sailor.clock import Clock, WallClock
 from sailor.cluster.provisioner import NodeRequest, Provisioner, Released
 from sailor.errors import NoFeasiblePlan, SailorError
 from sailor.parallel.layout import Layout, Member
+from sailor.parallel.transition import change_between
 from sailor.plan import Plan
 from sailor.runtime import messages as m
 from sailor.runtime import state as s
@@ -99,6 +100,7 @@ class Controller:
         self._recorded: set[tuple[int, int]] = set()
         self._persisted: dict[int, dict[str, m.Persisted]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._before: Layout | None = None
         self._outcome: s.Finish | None = None
         self._journal_path = settings.directory / "journal.json"
         self._journal = read_journal(self._journal_path)
@@ -410,9 +412,7 @@ class Controller:
     async def _execute(self, command: s.Command) -> None:
         match command:
             case s.Record():
-                fields = dict(command.fields)
-                generation = int(fields.pop("generation", self._run.generation))
-                self._events.write(command.kind, generation=generation, **fields)
+                self._record(command)
             case s.Replan():
                 self._beside(self._plan(command))
             case s.SendPrepare():
@@ -449,6 +449,29 @@ class Controller:
                 self._beside(self._release(command.node))
             case s.Finish():
                 self._outcome = command
+
+    def _record(self, command: s.Record) -> None:
+        fields = dict(command.fields)
+        generation = int(fields.pop("generation", self._run.generation))
+        if command.kind == "generation_started" and self._run.active is not None:
+            layout = self._run.active
+            change = change_between(self._before, layout)
+            self._before = layout
+            fields["kept_groups"] = len(change.kept)
+            fields["built_groups"] = len(change.built)
+            fields["ranks"] = [
+                {
+                    "rank": rank,
+                    "worker": str(worker),
+                    "replica": at.replica,
+                    "stage": at.stage,
+                    "tensor_rank": at.tensor_rank,
+                }
+                for rank, (worker, at) in enumerate(
+                    zip(layout.workers, layout.coordinates, strict=True)
+                )
+            ]
+        self._events.write(command.kind, generation=generation, **fields)
 
     async def _tell(self, nodes: Sequence[str], message: m.Message) -> None:
         await asyncio.gather(*(self._roster.send(node, message) for node in nodes))
