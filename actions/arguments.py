@@ -1,0 +1,188 @@
+"""The command line before Hydra reads it: short forms made long, and unknown keys refused.
+
+Hydra would take ``+learning_rte=1`` without a word and answers ``learning_rte=1`` with the advice
+to add a plus. Here every unknown key is found at once and the command comes back corrected.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sailor.config import groups, keys
+from sailor.errors import ConfigError
+
+PROGRAM = "python run.py"
+_LIST_KEYS = f"{PROGRAM} --cfg job   lists every key"
+_LENGTHS = {"train.steps": "train.tokens", "train.tokens": "train.steps"}
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def expand(arguments: Sequence[str], *, root: Path) -> list[str]:
+    """The arguments in Hydra's own terms.
+
+    ``recipe=NAME`` (or ``+recipe=NAME``, or a path) becomes a primary config of its own, which the
+    other arguments override. ``faults=PATH`` becomes ``faults=file faults.path=PATH``. The length
+    of a run is said in steps or in tokens: naming one takes back the other. ``root`` is the folder
+    that holds conf/ and recipes/. Raises ConfigError E102 for an unknown recipe.
+    """
+    given = {key_of(argument) for argument in arguments}
+    flags: list[str] = []
+    expanded: list[str] = []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        other = _LENGTHS.get(key_of(argument) or "")
+        if key.lstrip("+") == "recipe":
+            path = _recipe(value, root=root, arguments=arguments)
+            flags = ["--config-dir", str(path.parent), "--config-name", path.stem]
+        elif key == "faults" and _is_path(value, options=options("faults", root=root)):
+            expanded += ["faults=file", f"faults.path={quoted(value)}"]
+        elif other is not None and other not in given:
+            expanded += [argument, f"{other}=null"]
+        else:
+            expanded.append(argument)
+    return flags + expanded  # argparse wants the overrides side by side
+
+
+def refuse_unknown_keys(arguments: Sequence[str]) -> None:
+    """Raise ConfigError E101 naming every key that is none of ours, each with the nearest one."""
+    unknown = {}
+    for argument in arguments:
+        key = key_of(argument)
+        if key is not None and not is_known(key):
+            unknown[argument] = key
+    if unknown:
+        raise unknown_keys(unknown, arguments=arguments)
+
+
+def unknown_keys(unknown: dict[str, str], *, arguments: Sequence[str]) -> ConfigError:
+    """The E101 error for ``unknown``: argument or place -> key."""
+    lines, corrected = [], list(arguments)
+    for place, key in unknown.items():
+        best = nearest(key)
+        lines.append(
+            f"{key}: " + (f"did you mean {best}?" if best else "nothing is called like it")
+        )
+        if place in corrected:
+            index = corrected.index(place)
+            corrected[index : index + 1] = [f"{best}={place.partition('=')[2]}"] if best else []
+    return ConfigError(
+        f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown.values())}",
+        code="E101",
+        why="\n".join(lines),
+        where=", ".join(dict.fromkeys(unknown)),
+        fix=command(corrected) if corrected != list(arguments) else _LIST_KEYS,
+    )
+
+
+def key_of(argument: str) -> str | None:
+    """The configuration key an argument sets or removes; None for flags and Hydra's own keys."""
+    if argument.startswith("-"):
+        return None
+    key, equals, _ = argument.partition("=")
+    if not equals and not argument.startswith("~"):
+        return None  # not an override at all: Hydra's grammar refuses it
+    key = key.lstrip("+~").partition("@")[0]
+    if key.split(".")[0].split("/")[0] == "hydra":
+        return None
+    return key
+
+
+def is_known(key: str) -> bool:
+    """Whether a dotted key is a setting, a group, or lies inside a setting that is a list."""
+    known = set(keys())
+    if key in known or key in groups():
+        return True
+    parts = key.split(".")
+    return any(".".join(parts[:n]) in known and parts[n].isdigit() for n in range(1, len(parts)))
+
+
+def nearest(key: str) -> str | None:
+    """The known key most likely meant, or None.
+
+    Tried in order: the same last word in another group (``learning_rate`` is
+    ``optim.learning_rate``), a similar last word in the same group, a similar whole key, a similar
+    last word anywhere.
+    """
+    known = [*keys(), *groups()]
+    group, _, last = key.rpartition(".")
+    exact = [name for name in known if name.rpartition(".")[2] == last]
+    if exact:
+        return exact[0]
+    siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == group}
+    leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
+    for wanted, candidates, cutoff in (
+        (last, siblings, 0.6),
+        (key, {name: name for name in known}, 0.75),
+        (last, leaves, 0.75),
+    ):
+        found = difflib.get_close_matches(wanted, candidates, n=1, cutoff=cutoff)
+        if found:
+            return candidates[found[0]]
+    return None
+
+
+def nearest_option(name: str, available: Sequence[str]) -> list[str]:
+    """The options, nearest first."""
+
+    def distance(option: str) -> float:
+        return -difflib.SequenceMatcher(None, name, option).ratio()
+
+    return sorted(available, key=distance)
+
+
+def options(group: str, *, root: Path) -> list[str]:
+    """The options of a group that come with the project."""
+    return sorted(path.stem for path in (root / "conf" / group).glob("*.yaml"))
+
+
+def command(arguments: Sequence[str]) -> str:
+    """A command line ready to paste."""
+    return " ".join([PROGRAM, *map(_shell_quoted, arguments)])
+
+
+def quoted(value: str) -> str:
+    """A value in Hydra's quotes, whatever characters it has."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _shell_quoted(argument: str) -> str:
+    """For the shell; in double quotes where that reads better and is as safe."""
+    if "'" in argument and not set(argument) & set('"$`\\!'):
+        return f'"{argument}"'
+    return shlex.quote(argument)
+
+
+def _is_path(value: str, *, options: Sequence[str]) -> bool:
+    if value in options or not value:
+        return False
+    return "/" in value or value.endswith(_SUFFIXES) or Path(value).is_file()
+
+
+def _recipe(name: str, *, root: Path, arguments: Sequence[str]) -> Path:
+    """The file of a recipe: a path, or a name in recipes/ here or in the project."""
+    for path in _candidates(name, root):
+        if path.is_file():
+            return path.resolve()
+    available = sorted({path.stem for folder in (Path("recipes"), root / "recipes")
+                        for path in folder.glob("*.yaml")})  # fmt: skip
+    ranked = nearest_option(name, available)
+    place = next(argument for argument in arguments if argument.endswith(f"recipe={name}"))
+    corrected = [f"recipe={ranked[0]}" if a == place else a for a in arguments] if ranked else []
+    raise ConfigError(
+        f"no recipe is called {name!r}",
+        code="E102",
+        why="recipes: " + (", ".join(ranked) or "none in recipes/"),
+        where=place,
+        fix=command(corrected) if ranked else "recipe=PATH/TO/FILE.yaml",
+    )
+
+
+def _candidates(name: str, root: Path) -> Iterator[Path]:
+    if name.endswith(_SUFFIXES):
+        yield Path(name)
+    elif name:
+        yield Path("recipes") / f"{name}.yaml"
+        yield root / "recipes" / f"{name}.yaml"

@@ -1,0 +1,199 @@
+"""The command: composes the configuration with Hydra, runs the actions, ends with an exit code.
+
+The only file that knows Hydra. What an action does is in actions/, the words for what is wrong with
+a command line in actions/complaints.py, the exit codes in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actions import ACTIONS, complaints
+from actions.arguments import expand, is_known, refuse_unknown_keys, unknown_keys
+from sailor.config import Config, ModelConfig, flatten
+from sailor.errors import SailorError
+from sailor.rules import Problem, validate
+
+ROOT = Path(__file__).resolve().parent
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One call of the command: its arguments, and what became of each run it stands for."""
+
+    arguments: list[str]
+    documents: list[Any] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """The first code that is not 0: later runs of a sweep do not hide an earlier failure."""
+        return next((code for code in self.codes if code), 0)
+
+
+def main() -> None:
+    """Run the command line in sys.argv. Always raises SystemExit."""
+    session = Session(arguments=sys.argv[1:])
+    try:
+        expanded = expand(session.arguments, root=ROOT)
+        refuse_unknown_keys(expanded)
+        compose(expanded, session)
+    except SailorError as error:
+        fail(error, session)
+    except KeyboardInterrupt:
+        session.codes.append(130)
+    except ModuleNotFoundError as error:
+        fail(complaints.not_installed(error.name or ""), session)
+    except Exception as error:  # the last line of defence: a bug is ours, and is told as such
+        apologise(error, session)
+    if "output=json" in session.arguments and session.documents:
+        several = len(session.documents) > 1
+        print(json.dumps(session.documents if several else session.documents[0], indent=2))
+    raise SystemExit(session.exit_code)
+
+
+def compose(arguments: list[str], session: Session) -> None:
+    """Let Hydra put the configuration together and call ``perform`` once, or once per sweep job.
+
+    Composition is untyped on purpose: Hydra would stop at the first wrong value, ``typed`` finds
+    them all. Raises ConfigError for whatever Hydra refuses.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed
+    import hydra
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import (
+        HydraException,
+        MissingConfigException,
+        OverrideParseException,
+    )
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    schema = OmegaConf.to_container(OmegaConf.structured(Config), enum_to_str=True)
+    ConfigStore.instance().store(name="schema", node=schema)
+
+    def task(composed: DictConfig) -> None:
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+        perform(composed, session)
+
+    sys.argv[1:] = arguments
+    entry = hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")
+    try:
+        entry(task)()
+    except OverrideParseException as error:
+        raise complaints.grammar(
+            override=error.override, message=error.message, arguments=session.arguments
+        ) from error
+    except MissingConfigException as error:
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        if not group:
+            raise complaints.ambiguous(str(error), arguments=session.arguments) from error
+        raise complaints.unknown_option(
+            group=group, name=name, available=error.options or (), arguments=session.arguments
+        ) from error
+    except ValueError as error:  # Hydra: a group was given a number or null
+        wrong = complaints.not_an_option(session.arguments, root=ROOT)
+        if wrong is None:
+            raise
+        raise wrong from error
+    except (HydraException, OmegaConfBaseException) as error:
+        text = str(error) or str(error.__cause__)
+        raise complaints.ambiguous(text, arguments=session.arguments) from error
+
+
+def typed(composed: Any, *, arguments: list[str]) -> Config:
+    """The composed configuration as a Config, checked. Raises ConfigError naming all that is wrong.
+
+    Merging into a fresh schema is what refuses keys that a plus sign or a file of the user's own
+    brought in.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        values = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise complaints.ambiguous(str(error), arguments=arguments) from error
+    flat = flatten(values)
+    unknown = [key for key in flat if not is_known(key)]
+    if unknown:
+        raise unknown_keys({key: key for key in unknown}, arguments=arguments)
+    schema = OmegaConf.structured(Config)
+    schema.model = OmegaConf.structured(ModelConfig)
+    problems = []
+    for key, value in flat.items():
+        default = OmegaConf.select(schema, key)
+        try:
+            OmegaConf.update(schema, key, value)
+        except OmegaConfBaseException as error:
+            what = str(error).splitlines()[0]
+            problems.append(complaints.wrong_type(key, what=what, value=value, default=default))
+    missing = sorted(OmegaConf.missing_keys(schema))
+    problems += [Problem(key=key, what="needs a value", fix=f"{key}=<value>") for key in missing]
+    if not missing:
+        config = OmegaConf.to_object(schema)  # with defaults where the type was wrong
+        assert isinstance(config, Config)
+        problems += validate(config)
+        if not problems:
+            return config
+    raise complaints.wrong_values(problems, arguments=arguments)
+
+
+def perform(composed: Any, session: Session) -> None:
+    """Run one configuration's actions in order, until one fails. Notes documents and exit code."""
+    from actions.console import Console
+
+    console = Console()
+    try:
+        config = typed(composed, arguments=session.arguments)
+        for name in config.actions:
+            if name not in ACTIONS:
+                raise complaints.unknown_action(name, arguments=session.arguments)
+        console = Console(output=config.output)
+        for name in config.actions:
+            code = importlib.import_module(ACTIONS[name]).run(config, console)
+            if code:
+                break
+        session.codes.append(code)
+        several = len(config.actions) > 1
+        if console.documents:
+            session.documents.append(console.documents if several else console.documents[-1])
+    except SailorError as error:
+        fail(error, session)
+    except Exception as error:
+        apologise(error, session)
+
+
+def fail(error: SailorError, session: Session) -> None:
+    """Say what a person can act on, without a traceback."""
+    print(error.render(), file=sys.stderr)
+    document = {name: getattr(error, name) for name in ("code", "what", "why", "where", "fix")}
+    session.documents.append({"error": document, "exit_code": error.exit_code})
+    session.codes.append(error.exit_code)
+
+
+def apologise(error: Exception, session: Session) -> None:
+    """E901: our fault. The traceback goes to a file, its name to the terminal."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="sailor-bug-", suffix=".txt", delete=False
+    ) as file:
+        file.write("".join(traceback.format_exception(error)))
+    mistake = SailorError(
+        "something broke in Sailor itself, sorry", code="E901",
+        why=f"{type(error).__name__}: {error}", where=file.name,
+        fix="send that file with your report; the run folder is as it was when this happened",
+    )  # fmt: skip
+    fail(mistake, session)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,398 @@
+"""What a user may say, as types: one dataclass per group of conf/, every field with its meaning.
+
+Plain and unfrozen because Hydra fills them in; the code behind works with the frozen values that
+actions/domain.py makes of them. Ranges and rules across fields are in sailor/rules.py. Quantities
+with a unit are strings ("24h", "80GiB", "20B"), read by sailor/units.py. No field may hold a
+secret: name an environment variable of the cloud's own tools instead.
+
+Standard library only, apart from the model's enumerations, which are too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from typing import Any, get_type_hints
+
+from sailor.models.spec import Activation, Family, Norm, Positions
+
+
+class Schedule(Enum):
+    """The learning rate after warm-up."""
+
+    cosine = "cosine"
+    wsd = "wsd"
+    constant = "constant"
+
+
+class Dtype(Enum):
+    """The number format of matrix products. Weights and optimizer state are float32 always."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Objective(Enum):
+    """What the planner looks for among the plans that keep every limit."""
+
+    cheapest = "cheapest"
+    fastest = "fastest"
+
+
+class Device(Enum):
+    """What a worker computes on."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class UiMode(Enum):
+    """How a run shows itself: a live table, plain lines, or one JSON event per line."""
+
+    auto = "auto"
+    plain = "plain"
+    live = "live"
+    json = "json"
+
+
+class Output(Enum):
+    """What goes to standard output: text for people, or exactly one JSON document."""
+
+    text = "text"
+    json = "json"
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelConfig:
+    """The shape of the transformer; the fields of sailor.models.spec.ModelSpec."""
+
+    name: str
+    """What plans, reports and run names call it."""
+    family: Family
+    """Which module builds it."""
+    num_layers: int
+    """Transformer blocks."""
+    hidden_size: int
+    """Width of the residual stream."""
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key and value heads; fewer than num_heads is grouped-query attention."""
+    head_size: int
+    """Width of one head."""
+    ffn_hidden_size: int
+    """Inner width of the feed-forward part."""
+    vocab_size: int
+    """Rows of the token matrix; at least the tokenizer's number of tokens."""
+    max_positions: int
+    """Longest sequence, in tokens."""
+    tied_embeddings: bool
+    """Whether the output matrix is the token matrix."""
+    activation: Activation
+    """The feed-forward non-linearity."""
+    norm: Norm
+    """The normalisation before each part of a block."""
+    norm_epsilon: float
+    """Added under the root of the normalisation."""
+    positions: Positions
+    """How a token knows its place."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
+    attention_bias: bool = True
+    """Whether query, key and value projections add a bias."""
+    attention_output_bias: bool = True
+    """Whether the attention's output projection adds a bias."""
+    ffn_bias: bool = True
+    """Whether the feed-forward projections add a bias."""
+
+
+@dataclass(kw_only=True, slots=True)
+class DataConfig:
+    """The text to train on."""
+
+    name: str = "stdlib"
+    """"stdlib" is the Python standard library's own source; "text" reads ``path``."""
+    path: str | None = None
+    """A text file or a folder of them; null for a corpus found by name."""
+    cache: str = "~/.cache/sailor"
+    """Folder for tokens made once and used by every run."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TokenizerConfig:
+    """How text becomes numbers."""
+
+    name: str = "bytes"
+    """"bytes" takes each byte as a token and needs no file."""
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimConfig:
+    """AdamW with decoupled weight decay, and the learning rate over time."""
+
+    learning_rate: float = 3e-4
+    """Peak learning rate, reached at the end of warm-up."""
+    min_learning_rate: float | None = None
+    """Learning rate at the last step; null is a tenth of the peak."""
+    schedule: Schedule = Schedule.cosine
+    """Shape of the way down."""
+    warmup_steps: int | None = None
+    """Steps of linear rise from zero; null is a tenth of all steps, at most 500."""
+    decay_steps: int | None = None
+    """Steps of the final decay, for wsd only; null is a fifth of all steps."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    epsilon: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decay of matrices per unit of learning rate; vectors do not decay."""
+    clip_norm: float = 1.0
+    """Largest global gradient norm; 0 never clips."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainConfig:
+    """How long and in what portions to train."""
+
+    steps: int | None = None
+    """Optimizer steps. Exactly one of steps and tokens is set."""
+    tokens: int | str | None = None
+    """Tokens to train on ("20B"), rounded up to whole steps."""
+    global_batch_size: int = 256
+    """Sequences per step, all replicas together; kept whatever machines come and go."""
+    sequence_length: int = 2048
+    """Tokens per sequence."""
+    deterministic: bool | None = None
+    """Exact gradient sums: losses do not depend on how the work is split. null: on CPUs only."""
+    dtype: Dtype | None = None
+    """Format of matrix products; null is float32 on CPUs and bfloat16 on GPUs."""
+    eval_every: int = 0
+    """Steps between evaluations; 0 evaluates before the first and after the last step only."""
+    eval_samples: int = 64
+    """Held-out sequences per evaluation."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CloudConfig:
+    """Where machines come from and which of them may be used."""
+
+    name: str = "local"
+    """local: this computer poses as several machines; else a provider or cluster."""
+    regions: list[str] = field(default_factory=list)
+    """Regions allowed; empty is all."""
+    zones: list[str] = field(default_factory=list)
+    """Zones allowed; empty is all of the regions."""
+    machine_types: list[str] = field(default_factory=list)
+    """Machine types allowed; empty is all in the catalogue."""
+    spot: bool | None = None
+    """true: preemptible machines only, false: on-demand only, null: whichever is better."""
+    max_nodes: int = 16
+    """Most machines rented at once."""
+    nodes: int = 4
+    """local only: how many machines this computer poses as."""
+    gpus_per_node: int = 1
+    """local only: worker processes per machine."""
+    memory_per_gpu: str = "1GiB"
+    """local only: memory each worker may use."""
+
+
+@dataclass(kw_only=True, slots=True)
+class BudgetConfig:
+    """What the run may cost. Limits are hard: a run that reaches one saves, stops, exits 7."""
+
+    total_usd: float | None = None
+    """US dollars for the whole run, machines lost on the way included."""
+    per_hour_usd: float | None = None
+    """US dollars per hour at any moment."""
+    deadline: str | None = None
+    """Duration from the start ("24h")."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PlannerConfig:
+    """What to look for, and which choices to take from the planner. null leaves it free."""
+
+    objective: Objective = Objective.cheapest
+    """What makes one plan better than another."""
+    tensor_parallel: int | None = None
+    """GPUs that share each matrix."""
+    pipeline_parallel: int | None = None
+    """Stages the layers are cut into."""
+    data_parallel: int | None = None
+    """Replicas of the pipeline."""
+    microbatch_size: int | None = None
+    """Sequences that pass through the pipeline together."""
+    recompute: bool | None = None
+    """Compute activations twice instead of keeping them."""
+    optimizer_sharding: bool | None = None
+    """Spread optimizer state over replicas (ZeRO-1)."""
+    patience: str = "10min"
+    """How long to wait for machines when there are too few for any plan."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RuntimeConfig:
+    """The clockwork of a run. Every wait is bounded by one of these durations."""
+
+    device: Device | None = None
+    """What workers compute on; null is the CPU for cloud=local and CUDA elsewhere."""
+    host: str = "127.0.0.1"
+    """Address the controller listens on."""
+    port: int = 0
+    """Port the controller listens on; 0 takes a free one."""
+    heartbeat: str = "0.25s"
+    """Time between an agent's signs of life."""
+    lease: str = "5s"
+    """Silence after which a node counts as lost, and ends itself."""
+    assemble: str = "60s"
+    """For the first machines to report."""
+    halt: str = "10s"
+    """For workers to stand still."""
+    plan: str = "30s"
+    """For finding a new layout."""
+    prepare: str = "30s"
+    """For building the next generation's groups and buffers."""
+    restore: str = "60s"
+    """For choosing a step and a source for every box."""
+    switch: str = "60s"
+    """For copying boxes."""
+    leave_margin: str = "2s"
+    """How long before its announced end a machine must be out of the layout."""
+    max_restarts: int = 20
+    """Transitions in a row without a single step before the run gives up."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointConfig:
+    """Snapshots in CPU memory, and durable checkpoints on disk or in a store."""
+
+    snapshot_every: int = 1
+    """Steps between snapshots into CPU memory."""
+    persist_every: int = 100
+    """Steps between durable checkpoints; 0 writes one at the end only."""
+    keep: int = 2
+    """Durable checkpoints kept; older ones are removed once a newer one is complete."""
+    directory: str | None = None
+    """Folder or fsspec address; null is ``checkpoints`` in the run folder."""
+
+
+@dataclass(kw_only=True, slots=True)
+class FaultConfig:
+    """One thing that shall go wrong. Kinds and targets: sailor/faults.py."""
+
+    kind: str
+    """preempt, kill_node, kill_worker, stop_worker, join, ..."""
+    at: str
+    """When: a step ("120"), a share of all steps ("40%") or a time since the start ("12s")."""
+    target: str | None = None
+    """Node or node/slot; null picks one that is in use."""
+    notice: str | None = None
+    """preempt only: how long before the end the machine is told."""
+
+
+@dataclass(kw_only=True, slots=True)
+class FaultsConfig:
+    """Faults to inject, to watch a run survive them."""
+
+    name: str = "none"
+    """demo, none, or file."""
+    path: str | None = None
+    """YAML or JSON file with a list like ``script``; faults=PATH sets it."""
+    clouds: list[str] = field(default_factory=list)
+    """The script is left out on other clouds than these; empty is any."""
+    script: list[FaultConfig] = field(default_factory=list)
+    """What goes wrong, in any order."""
+
+
+@dataclass(kw_only=True, slots=True)
+class UiConfig:
+    """How a run shows itself while it goes on."""
+
+    mode: UiMode = UiMode.auto
+    """auto is live on a terminal and plain elsewhere."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RunConfig:
+    """Which run this is."""
+
+    name: str | None = None
+    """Name of the run folder; null makes one from model, cloud and configuration."""
+    fresh: bool = False
+    """Start over: an existing folder of that name is set aside, never removed."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    """Everything a user may say."""
+
+    # Any, because OmegaConf knows no union of a string and a list.
+    action: Any = "train"
+    """What to do, or a list of actions in order: [plan,train]."""
+    seed: int = 0
+    """Decides initial weights and the order of samples."""
+    runs_dir: str = "runs"
+    """Folder that holds one folder per run."""
+    output: Output = Output.text
+    """json prints one document on standard output and nothing else there."""
+    model: ModelConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    cloud: CloudConfig = field(default_factory=CloudConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    ui: UiConfig = field(default_factory=UiConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    @property
+    def actions(self) -> list[str]:
+        """The actions in order, however they were written."""
+        return [self.action] if isinstance(self.action, str) else list(self.action)
+
+
+def keys(kind: type = Config, *, prefix: str = "") -> Iterator[str]:
+    """Every dotted key a user may set, groups left out: "seed", "model.num_layers", ..."""
+    for name, hint in get_type_hints(kind).items():
+        if is_dataclass(hint) and isinstance(hint, type):
+            yield from keys(hint, prefix=f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def groups() -> tuple[str, ...]:
+    """Names that hold further keys: the groups of conf/, and run."""
+    return tuple(name for name, hint in get_type_hints(Config).items() if is_dataclass(hint))
+
+
+def flatten(value: Any, *, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of a config or of its nested plain form. Lists are values; enumerations
+    become their names."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {entry.name: getattr(value, entry.name) for entry in fields(value)}
+    if not isinstance(value, dict):
+        return {prefix.rstrip("."): plain(value)}
+    flat: dict[str, Any] = {}
+    for name, entry in value.items():
+        flat |= flatten(entry, prefix=f"{prefix}{name}.")
+    return flat
+
+
+def plain(value: Any) -> Any:
+    """A config value as text, number, list or mapping: what YAML and JSON can hold."""
+    if isinstance(value, Enum):
+        return value.name
+    if is_dataclass(value) and not isinstance(value, type):
+        return {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
+    if isinstance(value, dict):
+        return {name: plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value

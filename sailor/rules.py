@@ -1,0 +1,191 @@
+"""Which values of a Config make sense: ranges, units, and rules across fields. Pure.
+
+``validate`` finds everything wrong at once, so that one reading of the message is enough. What
+needs more than the configuration (does it fit? is there text at the path?) is asked later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sailor.config import Config, flatten
+from sailor.units import parse_bytes, parse_count, parse_seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One value that cannot be used. ``fix`` is an override that can be, or a hint in words."""
+
+    key: str
+    what: str
+    fix: str
+    code: str = "E104"
+
+
+# Keys with a duration, and one that reads right there.
+_SECONDS = {
+    "budget.deadline": "24h", "planner.patience": "10min", "runtime.heartbeat": "0.25s",
+    "runtime.lease": "5s", "runtime.assemble": "60s", "runtime.halt": "10s", "runtime.plan": "30s",
+    "runtime.prepare": "30s", "runtime.restore": "60s", "runtime.switch": "60s",
+    "runtime.leave_margin": "2s",
+}  # fmt: skip
+
+# Key -> (least, most) allowed; None is no bound. Keys set to null are not looked at.
+_RANGES: dict[str, tuple[float | None, float | None]] = {
+    "seed": (0, 2**63 - 1),
+    "model.num_layers": (1, None), "model.hidden_size": (1, None), "model.num_heads": (1, None),
+    "model.num_kv_heads": (1, None), "model.head_size": (1, None),
+    "model.ffn_hidden_size": (1, None), "model.vocab_size": (1, None),
+    "model.max_positions": (1, None), "model.norm_epsilon": (0, None),
+    "train.steps": (1, None), "train.global_batch_size": (1, None),
+    "train.sequence_length": (1, None), "train.eval_every": (0, None),
+    "train.eval_samples": (1, None),
+    "optim.learning_rate": (0, None), "optim.min_learning_rate": (0, None),
+    "optim.warmup_steps": (0, None), "optim.decay_steps": (0, None), "optim.beta1": (0, 0.999999),
+    "optim.beta2": (0, 0.999999), "optim.epsilon": (1e-30, None), "optim.weight_decay": (0, None),
+    "optim.clip_norm": (0, None),
+    "cloud.max_nodes": (1, None), "cloud.nodes": (1, 64), "cloud.gpus_per_node": (1, 64),
+    "budget.total_usd": (0, None), "budget.per_hour_usd": (0, None),
+    "planner.tensor_parallel": (1, None), "planner.pipeline_parallel": (1, None),
+    "planner.data_parallel": (1, None), "planner.microbatch_size": (1, None),
+    "runtime.port": (0, 65535), "runtime.max_restarts": (1, None),
+    "checkpoint.snapshot_every": (1, None), "checkpoint.persist_every": (0, None),
+    "checkpoint.keep": (1, None),
+}  # fmt: skip
+
+
+def validate(config: Config) -> list[Problem]:
+    """Everything that is wrong with the values, in the order of the configuration."""
+    flat = flatten(config)
+    found = [
+        *_units(flat), *_ranges(flat), *_train(config), *_optim(config), *_model(config),
+        *_runtime(config), *_data(config), *_faults(config), *_names(config),
+    ]  # fmt: skip
+    order = {key: i for i, key in enumerate(flat)}
+    return sorted(found, key=lambda problem: order.get(problem.key, len(order)))
+
+
+def _units(flat: dict[str, Any]) -> Iterator[Problem]:
+    yield from _parsed(flat, _SECONDS, parse_seconds)
+    yield from _parsed(flat, {"cloud.memory_per_gpu": "80GiB"}, parse_bytes)
+    yield from _parsed(flat, {"train.tokens": "20B"}, parse_count)
+
+
+def _parsed(
+    flat: dict[str, Any], examples: dict[str, str], parse: Callable[[Any], float]
+) -> Iterator[Problem]:
+    for key, example in examples.items():
+        text = flat[key]
+        if text is None:
+            continue
+        try:
+            value = parse(text)
+        except ValueError as error:
+            # A number without unit is the usual slip: give it the unit most likely meant.
+            bare = str(text).replace(".", "", 1).isdigit()
+            fix = f"{text}{example.lstrip('0123456789.')}" if bare else example
+            yield Problem(key=key, what=str(error), fix=f"{key}={fix}")
+        else:
+            if value <= 0:
+                what = f"{text!r} is not more than zero"
+                yield Problem(key=key, what=what, fix=f"{key}={example}")
+
+
+def _ranges(flat: dict[str, Any]) -> Iterator[Problem]:
+    for key, (least, most) in _RANGES.items():
+        value = flat[key]
+        if value is None:
+            continue
+        if value != value or value in (float("inf"), float("-inf")):
+            yield Problem(key=key, what=f"{value} is not a finite number", fix=f"{key}=<number>")
+        elif least is not None and value < least:
+            yield Problem(key=key, what=f"{value} is less than {least}", fix=f"{key}={least}")
+        elif most is not None and value > most:
+            yield Problem(key=key, what=f"{value} is more than {most}", fix=f"{key}={most}")
+
+
+def _train(config: Config) -> Iterator[Problem]:
+    train = config.train
+    if train.steps is None and train.tokens is None:
+        yield Problem(
+            key="train.steps", fix="train.steps=200   or   train.tokens=20B",
+            what=f"nothing says how long to train {config.model.name}",
+        )  # fmt: skip
+    if train.steps is not None and train.tokens is not None:
+        yield Problem(
+            key="train.steps", fix="train.tokens=null",
+            what=f"steps {train.steps} and tokens {train.tokens} are both set",
+        )  # fmt: skip
+    if train.sequence_length > config.model.max_positions:
+        yield Problem(
+            key="train.sequence_length", fix=f"train.sequence_length={config.model.max_positions}",
+            what=f"{train.sequence_length} exceeds the {config.model.max_positions} positions of "
+                 f"{config.model.name}",
+        )  # fmt: skip
+
+
+def _optim(config: Config) -> Iterator[Problem]:
+    optim, steps = config.optim, config.train.steps
+    if optim.min_learning_rate is not None and optim.min_learning_rate > optim.learning_rate:
+        yield Problem(
+            key="optim.min_learning_rate", fix=f"optim.min_learning_rate={optim.learning_rate}",
+            what=f"{optim.min_learning_rate} is above the peak {optim.learning_rate}",
+        )  # fmt: skip
+    if steps is not None and 1 <= steps < (optim.warmup_steps or 0):
+        yield Problem(
+            key="optim.warmup_steps", fix=f"optim.warmup_steps={max(1, steps // 10)}",
+            what=f"warm-up of {optim.warmup_steps} steps in a run of {steps}",
+        )  # fmt: skip
+
+
+def _model(config: Config) -> Iterator[Problem]:
+    model = config.model
+    if model.num_kv_heads >= 1 and model.num_heads % model.num_kv_heads:
+        yield Problem(
+            key="model.num_kv_heads", fix=f"model.num_kv_heads={model.num_heads}",
+            what=f"num_heads {model.num_heads} is not a multiple of it ({model.num_kv_heads})",
+        )  # fmt: skip
+
+
+def _runtime(config: Config) -> Iterator[Problem]:
+    try:
+        heartbeat, lease = (
+            parse_seconds(config.runtime.heartbeat),
+            parse_seconds(config.runtime.lease),
+        )
+    except ValueError:
+        return  # said by _units
+    if lease < 3 * heartbeat:
+        yield Problem(
+            key="runtime.lease", fix=f"runtime.lease={4 * heartbeat:g}s",
+            what=f"{config.runtime.lease} is less than three heartbeats of "
+                 f"{config.runtime.heartbeat}: one late message would lose a node",
+        )  # fmt: skip
+
+
+def _data(config: Config) -> Iterator[Problem]:
+    if config.data.name == "text" and not config.data.path:
+        yield Problem(
+            key="data.path", what="data=text needs a file or folder", fix="data.path=PATH/TO/TEXT"
+        )
+
+
+def _faults(config: Config) -> Iterator[Problem]:
+    if config.faults.name == "file" and not config.faults.path:
+        yield Problem(
+            key="faults.path", what="faults=file needs a file", fix="faults.path=PATH/TO/FILE.yaml"
+        )
+
+
+def _names(config: Config) -> Iterator[Problem]:
+    action = config.action
+    named = [action] if isinstance(action, str) else action
+    if not isinstance(named, list) or not named or not all(isinstance(n, str) for n in named):
+        yield Problem(key="action", what=f"{action!r} names no action", fix="action=train")
+    name = config.run.name
+    if name is not None and (not name or name.startswith(".") or "/" in name or "\\" in name):
+        yield Problem(key="run.name", what=f"{name!r} cannot name a folder", fix="run.name=my-run")
+    if not config.runs_dir:
+        yield Problem(key="runs_dir", what="an empty path", fix="runs_dir=runs")
