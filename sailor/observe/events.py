@@ -33,6 +33,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "plan_chosen": ("plan", "describe", "estimate_step_s", "estimate_usd_per_hour"),
     "node_requested": ("node", "zone", "machine_type", "spot", "price_per_hour"),
+    "node_started": ("node",),  # optional: the cloud says that it runs and costs money from now on
     "node_joined": ("node", "zone", "machine_type", "pid", "workers"),
     "worker_up": ("worker", "pid"),
     "worker_lost": ("worker", "cause", "silent_s"),
@@ -52,6 +53,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "step", "loss", "tokens", "grad_norm", "learning_rate", "seconds", "phases",
         "first_sample", "num_samples",
     ),
+    "evaluated": ("step", "eval_loss", "seconds"),  # an evaluation outside any step's record
     "snapshot": ("snapshot", "bytes", "stall_s", "peer"),
     "committed": ("step",),
     "persisted": ("step", "bytes", "seconds", "path"),
