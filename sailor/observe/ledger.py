@@ -1,0 +1,132 @@
+"""Machines of a run: when each was asked for, came, went, and what it cost, over all starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sailor.observe.events import Event
+
+
+@dataclass(kw_only=True, slots=True)
+class NodeLife:
+    """One machine from request to release. Times are the log's ``t``; None means not yet."""
+
+    node: str
+    zone: str = ""
+    machine_type: str = ""
+    spot: bool = True
+    price_per_hour: float = 0.0  # US dollars
+    requested_at: float = 0.0
+    started_at: float | None = None  # the cloud says it runs, where it says so
+    joined_at: float | None = None
+    noticed_at: float | None = None
+    lost_at: float | None = None
+    lost_cause: str = ""
+    released_at: float | None = None
+    proof: str = ""
+
+    @property
+    def gone_at(self) -> float | None:
+        """When it stopped being part of the run: the first of loss and release."""
+        times = [t for t in (self.lost_at, self.released_at) if t is not None]
+        return min(times) if times else None
+
+    @property
+    def unpaid_at(self) -> float | None:
+        """When it stopped costing money: its proven release, else its loss."""
+        return self.released_at if self.released_at is not None else self.lost_at
+
+    def cost(self, *, now: float) -> float:
+        """US dollars until ``now``.
+
+        Counted from the machine's start, or from its request where nobody told of the start: the
+        sum is then an upper bound, too high by the wait for capacity.
+        """
+        begin = self.requested_at if self.started_at is None else self.started_at
+        end = now if self.unpaid_at is None else min(self.unpaid_at, now)
+        return max(0.0, end - begin) / 3600.0 * self.price_per_hour
+
+    def state(self) -> str:
+        """requested, up, leaving, lost or released: one word for a table."""
+        if self.released_at is not None and self.lost_at is None:
+            return "released"
+        if self.lost_at is not None:
+            return "lost"
+        if self.noticed_at is not None:
+            return "leaving"
+        return "up" if self.joined_at is not None else "requested"
+
+
+class Ledger:
+    """All machines in order of request. A name used again is another machine."""
+
+    def __init__(self) -> None:
+        self.lives: list[NodeLife] = []
+        self._by_name: dict[str, NodeLife] = {}
+
+    def apply(self, event: Event) -> None:
+        """Take the next event of the log; those not about machines are ignored."""
+        node = event.get("node")
+        if not isinstance(node, str):
+            return
+        match event.kind:
+            case "node_requested":
+                self._requested(event, node)
+            case "node_started":
+                self._life(event, node).started_at = event.t
+            case "node_joined":
+                life = self._life(event, node)
+                if life.gone_at is not None:  # same name, another machine
+                    life = self._open(event, node)
+                life.zone = event.get("zone", life.zone)
+                life.machine_type = event.get("machine_type", life.machine_type)
+                life.joined_at = event.t if life.joined_at is None else life.joined_at
+            case "notice":
+                self._life(event, node).noticed_at = event.t
+            case "node_lost" | "fenced":
+                life = self._life(event, node)
+                if life.lost_at is None:
+                    life.lost_at = event.t
+                    life.lost_cause = str(event.get("cause") or event.get("reason") or "")
+            case "node_released":
+                life = self._life(event, node)
+                if life.released_at is None and event.get("released", True):
+                    life.released_at = event.t
+                life.proof = str(event.get("proof", ""))
+
+    def cost(self, *, now: float) -> float:
+        """US dollars of all machines until ``now``."""
+        return sum(life.cost(now=now) for life in self.lives)
+
+    def present(self) -> list[NodeLife]:
+        """Machines that joined and are not gone."""
+        return [x for x in self.lives if x.joined_at is not None and x.gone_at is None]
+
+    def unproven(self) -> list[NodeLife]:
+        """Machines asked for whose release nobody has proven: they may still cost money."""
+        return [life for life in self.lives if life.released_at is None]
+
+    def _requested(self, event: Event, node: str) -> None:
+        known = self._by_name.get(node)
+        if known is not None and known.joined_at is None and known.gone_at is None:
+            return  # the same wish again
+        if known is not None and known.gone_at is None:
+            known.lost_at = event.t  # its end was never logged: the process before us was killed
+            known.lost_cause = "its run was killed"
+        self._open(event, node)
+
+    def _life(self, event: Event, node: str) -> NodeLife:
+        return self._by_name.get(node) or self._open(event, node)
+
+    def _open(self, event: Event, node: str) -> NodeLife:
+        life = NodeLife(
+            node=node,
+            zone=event.get("zone", ""),
+            machine_type=event.get("machine_type", ""),
+            spot=bool(event.get("spot", True)),
+            price_per_hour=float(event.get("price_per_hour") or 0.0),
+            requested_at=event.t,
+        )
+        self.lives.append(life)
+        self._by_name[node] = life
+        return life
