@@ -196,13 +196,13 @@ def _want_plan(run: Run, at: float, *, cause: str) -> Outcome:
     match run.phase:
         case Phase.training if run.stop is None:
             return _begin_planned(run, at, cause=cause)
-        case Phase.transition if run.transition is not None:
-            if run.transition.planned and run.training:
-                cause = f"{run.transition.cause}; {cause}"
+        case Phase.transition if (t := run.transition) is not None:
+            if t.planned and run.training:
+                cause = f"{t.cause}; {cause}"
                 run, commands = _drop(run, why="membership changed")
                 run, more = _begin_planned(run, at, cause=cause)
                 return run, commands + more
-            if run.transition.stage is Stage.halt and not run.transition.planned:
+            if t.stage is Stage.halt and not t.planned:
                 return run, []  # the plan that is asked for next will count it in
             return replace(run, reconsider=run.reconsider or cause), []
         case Phase.parked:
