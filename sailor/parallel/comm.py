@@ -1,0 +1,329 @@
+"""Groups of ranks that exchange tensors, and waits that can be left at once.
+
+The only module that knows torch's private names for process groups; ``check_runtime`` tries each of
+them. Groups are built directly on a key-value store, without a global world: a process may be in
+many generations of them, one after another. What the groups are for is the layout's business.
+
+gloo cannot abort an operation: a wait for a dead or stopped peer lasts until the time-out. So
+nobody here waits for gloo: a wait sleeps on an event that the operation's future sets, and leaves
+when the abort event is set. The operation it leaves behind may still write into its tensors, so
+they, and their group, rest in a graveyard until its time-out has passed. A left group is never used
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+
+from sailor.parallel.layout import Layout
+
+log = logging.getLogger(__name__)
+
+_SLICE_S = 0.02  # how often a wait looks at the abort event
+
+
+class Aborted(Exception):
+    """A wait was left: the abort event was set, its deadline passed, or a peer is gone."""
+
+
+class PeerLost(Aborted):
+    """The wait ended by itself: a peer broke the connection or was silent for the time-out."""
+
+
+class Pending(Protocol):
+    """A collective under way. Its tensor must not be touched before ``wait`` returns."""
+
+    def wait(self) -> None:
+        """Return when the collective is complete. Raises Aborted."""
+
+
+class Communicator(Protocol):
+    """Some ranks in a fixed order. Every member must start the same operations in one order."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        """Sum in place over all members. Before: each has its part; after: all have the sum."""
+
+    def broadcast(self, tensor: torch.Tensor, *, root: int) -> Pending:
+        """Member ``root``'s tensor replaces everybody's."""
+
+    def rebind(self, abort: threading.Event) -> None:
+        """Listen to another abort event: what a group reused by the next generation needs."""
+
+    def close(self) -> None:
+        """Never use the group again. Does not block."""
+
+
+class _Done:
+    """A collective that needed no one else."""
+
+    def wait(self) -> None:
+        return
+
+
+_DONE = _Done()
+
+
+class LoopbackCommunicator:
+    """Answers like a real group, alone. What it would have received is zeros: finite, and fast.
+
+    A world of one needs nothing else; a standby runs a whole step of its future role on these.
+    """
+
+    def __init__(self, *, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        return _DONE
+
+    def broadcast(self, tensor: torch.Tensor, *, root: int) -> Pending:
+        if root != self.rank:
+            tensor.zero_()
+        return _DONE
+
+    def rebind(self, abort: threading.Event) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def loopback_groups(layout: Layout, rank: int) -> dict[str, Communicator]:
+    """A stand-in for every group a rank takes part in."""
+    return {
+        group.key: LoopbackCommunicator(rank=group.ranks.index(rank), size=len(group.ranks))
+        for group in layout.groups_of(rank)
+    }
+
+
+class _Work:
+    """One operation of a process group."""
+
+    __slots__ = ("_deadline", "_done", "_group", "_work")
+
+    def __init__(self, work: Any, group: ProcessGroupCommunicator) -> None:
+        self._work = work
+        self._group = group
+        self._deadline = time.monotonic() + group.timeout_s
+        self._done = threading.Event()
+        work.get_future().add_done_callback(self._finished)
+
+    def _finished(self, _future: Any) -> None:
+        self._done.set()
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        abort = self._group.abort
+        while not self._done.wait(_SLICE_S):
+            if abort.is_set():
+                self._group.close()
+                raise Aborted("the generation was aborted")
+            if time.monotonic() > self._deadline:
+                self._group.close()
+                raise PeerLost(f"no answer within {self._group.timeout_s:.0f} s")
+        try:
+            self._work.wait()  # complete: returns at once, or raises what went wrong
+        except RuntimeError as error:
+            self._group.close()
+            raise PeerLost(str(error)) from error
+
+
+class ProcessGroupCommunicator:
+    """A gloo or NCCL process group behind the Communicator interface."""
+
+    def __init__(
+        self, group: Any, *, rank: int, size: int, abort: threading.Event, timeout_s: float
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.abort = abort
+        self.timeout_s = timeout_s
+        self._group = group
+        self._under_way: deque[tuple[_Work, torch.Tensor]] = deque()
+        self._roots: dict[int, Any] = {}
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        return self._start(self._group.allreduce([tensor]), tensor)
+
+    def broadcast(self, tensor: torch.Tensor, *, root: int) -> Pending:
+        options = self._roots.get(root)
+        if options is None:
+            options = self._roots[root] = dist.BroadcastOptions()
+            options.rootRank = root
+        return self._start(self._group.broadcast([tensor], options), tensor)
+
+    def rebind(self, abort: threading.Event) -> None:
+        self.abort = abort
+
+    def close(self) -> None:
+        """Bury the group with whatever it is still doing."""
+        if self._group is not None:
+            _graveyard.bury((self._group, tuple(self._under_way)), seconds=self.timeout_s)
+            self._group = _Closed()
+            self._under_way.clear()
+
+    def _start(self, work: Any, tensor: torch.Tensor) -> Pending:
+        pending = _Work(work, self)
+        while self._under_way and self._under_way[0][0].done:
+            self._under_way.popleft()
+        self._under_way.append((pending, tensor))
+        return pending
+
+
+class _Closed:
+    """Stands where a group was."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Aborted("this group was left and cannot be used again")
+
+
+class _Graveyard:
+    """Keeps abandoned groups and their tensors until no thread can write into them any more.
+
+    Destroying a group with an operation stuck in it blocks until its time-out, so a daemon thread
+    does it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._buried: list[tuple[float, Any]] = []
+        self._thread: threading.Thread | None = None
+
+    def bury(self, remains: Any, *, seconds: float) -> None:
+        with self._lock:
+            self._buried.append((time.monotonic() + seconds, remains))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._tend, name="graveyard", daemon=True)
+                self._thread.start()
+
+    def _tend(self) -> None:
+        while True:
+            with self._lock:
+                if not self._buried:
+                    self._thread = None
+                    return
+                self._buried.sort(key=lambda entry: entry[0])
+                due, remains = self._buried[0]
+                wait = due - time.monotonic()
+                if wait <= 0:
+                    self._buried.pop(0)
+            if wait > 0:
+                time.sleep(min(wait, 0.5))
+            del remains  # outside the lock: may block
+
+
+_graveyard = _Graveyard()
+
+
+def build_groups(
+    layout: Layout,
+    rank: int,
+    *,
+    generation: int,
+    store: Store,
+    abort: threading.Event,
+    timeout_s: float,
+    host: str,
+    device: str = "cpu",
+    reuse: Mapping[str, Communicator] | None = None,
+) -> dict[str, Communicator]:
+    """The groups of ``rank``, by Group.key, built together with their other members.
+
+    Blocks until every member of each group builds it too, at most ``timeout_s`` a group; no
+    operation on them may then take longer than that either. ``host`` is the address others reach
+    this worker at. A group whose key is in ``reuse`` is taken over untouched; all its members must
+    do the same. Raises Aborted; half-built groups are then closed, reused ones are not.
+    """
+    reuse = reuse or {}
+    built: dict[str, Communicator] = {}
+    link: Any = None
+    try:
+        for index, group in enumerate(layout.groups):
+            if rank not in group.ranks:
+                continue
+            if group.key in reuse:
+                built[group.key] = reuse[group.key]
+                continue
+            if abort.is_set():
+                raise Aborted("the generation was aborted while its groups were built")
+            if device == "cpu" and link is None:
+                link = dist.ProcessGroupGloo.create_device(hostname=host)
+            at = group.ranks.index(rank)
+            prefixed = PrefixStore(f"g{generation}/{index}", store)
+            process_group = _process_group(prefixed, at, len(group.ranks), timeout_s, link)
+            built[group.key] = ProcessGroupCommunicator(
+                process_group, rank=at, size=len(group.ranks), abort=abort, timeout_s=timeout_s
+            )
+    except BaseException as error:
+        for key, communicator in built.items():
+            if key not in reuse:
+                communicator.close()
+        if isinstance(error, RuntimeError):  # includes DistStoreError and DistNetworkError
+            raise PeerLost(f"groups of generation {generation}: {error}") from error
+        raise
+    return built
+
+
+def _process_group(store: Store, rank: int, size: int, timeout_s: float, link: Any) -> Any:
+    """gloo on the given link, NCCL when there is none."""
+    if link is not None:
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stub
+        options._timeout = timedelta(seconds=timeout_s)
+        options._threads = 1
+        options._devices = [link]
+        return dist.ProcessGroupGloo(store, rank, size, options)
+    nccl = dist.ProcessGroupNCCL.Options()
+    nccl._timeout = timedelta(seconds=timeout_s)
+    return dist.ProcessGroupNCCL(store, rank, size, nccl)
+
+
+def check_runtime() -> None:
+    """Try every private name used here on this torch; RuntimeError says which one is gone.
+
+    Two members in two threads of this process build a group, sum and broadcast.
+    """
+    store = HashStore()
+    results: list[list[float]] = [[], []]
+    errors: list[BaseException] = []
+
+    def member(rank: int) -> None:
+        try:
+            link = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
+            group = _process_group(PrefixStore("check", store), rank, 2, 10.0, link)
+            communicator = ProcessGroupCommunicator(
+                group, rank=rank, size=2, abort=threading.Event(), timeout_s=10.0
+            )
+            tensor = torch.tensor([1.0 + rank])
+            communicator.all_reduce(tensor).wait()
+            results[rank].append(float(tensor))
+            communicator.broadcast(tensor.fill_(10.0 + rank), root=1).wait()
+            results[rank].append(float(tensor))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors or results != [[3.0, 11.0], [3.0, 11.0]]:
+        raise RuntimeError(
+            f"torch {torch.__version__} does not run groups as sailor needs them: "
+            f"{errors[0] if errors else results}"
+        )
