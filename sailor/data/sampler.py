@@ -1,0 +1,76 @@
+"""Which sequences step s reads: a pure function of (seed, step), whoever trains. No torch.
+
+The run walks through the sequences in a shuffled order, another one each epoch. The order is never
+stored: a permutation of 0..n-1 is computed number by number, so any range of it costs its length.
+Resuming needs the step alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+_ROUNDS = 6
+_U64 = np.uint64
+
+
+def sequences_of_step(
+    step: int, *, seed: int, num_sequences: int, global_batch_size: int, offset: int, count: int
+) -> npt.NDArray[np.int64]:
+    """Sequence numbers of samples [offset, offset + count) of step ``step`` (the first is 1)."""
+    if step < 1 or offset < 0 or offset + count > global_batch_size:
+        raise ValueError(f"step {step}, samples [{offset}, {offset + count}) of a batch of "
+                         f"{global_batch_size}")  # fmt: skip
+    first = (step - 1) * global_batch_size + offset
+    positions = np.arange(first, first + count, dtype=np.int64)
+    out = np.empty(count, dtype=np.int64)
+    for epoch in range(first // num_sequences, (first + count - 1) // num_sequences + 1):
+        here = positions // num_sequences == epoch
+        out[here] = permute(
+            positions[here] % num_sequences, size=num_sequences, key=_mix_int(seed, epoch)
+        )
+    return out
+
+
+def permute(
+    indices: npt.NDArray[np.int64], *, size: int, key: int
+) -> npt.NDArray[np.int64]:  # fmt: skip
+    """Where a keyed permutation of 0..size-1 sends each index.
+
+    A Feistel network permutes a power of four that is at least ``size``; whatever lands outside is
+    sent on until it lands inside (cycle walking; Black and Rogaway 2002). On average that is fewer
+    than four passes.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    keys = [_U64(_mix_int(key, r)) for r in range(_ROUNDS)]
+    values = indices.astype(_U64)
+    outside = np.ones(len(values), dtype=bool)
+    while outside.any():
+        values[outside] = _feistel(values[outside], half=half, keys=keys)
+        outside = values >= _U64(size)
+    return values.astype(np.int64)
+
+
+def _feistel(
+    values: npt.NDArray[np.uint64], *, half: int, keys: list[np.uint64]
+) -> npt.NDArray[np.uint64]:
+    """A bijection of the numbers below 4 ** half."""
+    mask = _U64((1 << half) - 1)
+    left, right = values >> _U64(half), values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right + key) & mask)
+    return (left << _U64(half)) | right
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014); wraps modulo 2 ** 64."""
+    x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return x ^ (x >> _U64(31))
+
+
+def _mix_int(seed: int, number: int) -> int:
+    """One key out of two numbers."""
+    wrapped = np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=_U64)
+    salt = np.array([(number * 0x9E3779B97F4A7C15 + 1) & 0xFFFFFFFFFFFFFFFF], dtype=_U64)
+    return int(_mix(_mix(wrapped + salt) + salt)[0])
