@@ -1,0 +1,116 @@
+"""Tensor parallelism inside one stage: the operations where its ranks exchange partial results.
+
+Between them every rank computes on its own share of the heads, the feed-forward columns and the
+vocabulary (Shoeybi et al. 2019). Activations of the residual stream are replicated: all ranks of a
+stage hold the same numbers. With one rank every operation here is the plain one.
+"""
+
+# B batch, T tokens, N = B * T rows, D model, V vocabulary, v this rank's share of it, R ranks
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from sailor.parallel.comm import Communicator, LoopbackCommunicator
+
+
+class TensorGroup:
+    """The ranks of one stage. ``communicator`` is a stand-in until the trainer connects one."""
+
+    def __init__(self, *, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.communicator: Communicator = LoopbackCommunicator(rank=rank, size=size)
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """Into the cut part. Same on all ranks before and after; gradients are summed ("f")."""
+        return x if self.size == 1 else _apply(_Enter, x, self.communicator)
+
+    def leave(self, partial: torch.Tensor) -> torch.Tensor:
+        """Out of the cut part. Before: partial sums; after: the sum on all ranks ("g")."""
+        return partial if self.size == 1 else _apply(_Leave, partial, self.communicator)
+
+    def embed(self, tokens_BT: torch.Tensor, weight_vD: torch.Tensor) -> torch.Tensor:
+        """Rows of the token matrix, of which each rank holds a run of ``v``. [B, T, D]."""
+        if self.size == 1:
+            return F.embedding(tokens_BT, weight_vD)
+        local_BT = tokens_BT - self.rank * weight_vD.shape[0]
+        absent_BT = (local_BT < 0) | (local_BT >= weight_vD.shape[0])
+        rows_BTD = F.embedding(local_BT.masked_fill(absent_BT, 0), weight_vD)
+        return self.leave(rows_BTD.masked_fill(absent_BT.unsqueeze(-1), 0.0))
+
+    def cross_entropy(self, logits_Nv: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+        """-log softmax(logits)[target] of every row, [N], the same on all ranks."""
+        if self.size == 1:
+            return F.cross_entropy(logits_Nv, targets_N, reduction="none")
+        return _apply(_CrossEntropy, logits_Nv, targets_N, self)
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
+    """Function.apply has no types of its own; all of ours return one tensor."""
+    output: torch.Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+        ctx.communicator = communicator
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        # The gradient comes fresh out of the matrices behind, nobody else reads it: sum in place.
+        grad = grad.contiguous()
+        ctx.communicator.all_reduce(grad).wait()
+        return grad, None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+        communicator.all_reduce(partial).wait()
+        ctx.mark_dirty(partial)
+        return partial
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits_Nv: torch.Tensor, targets_N: torch.Tensor, group: TensorGroup
+    ) -> torch.Tensor:
+        num_rows, share = logits_Nv.shape
+        local_N = targets_N - group.rank * share
+        absent_N = (local_N < 0) | (local_N >= share)
+        local_N = local_N.masked_fill(absent_N, 0)
+        target_N = logits_Nv.gather(1, local_N.unsqueeze(1)).squeeze(1).masked_fill(absent_N, 0.0)
+        highest_N = logits_Nv.amax(dim=1)
+        exponentials_Nv = (logits_Nv - highest_N.unsqueeze(1)).exp_()
+        # One sum carries everybody's maximum and sum, each in rows of its own, and the target's
+        # logit, which only one rank has.
+        shared = logits_Nv.new_zeros(2 * group.size + 1, num_rows)
+        shared[group.rank] = highest_N
+        shared[group.size + group.rank] = exponentials_Nv.sum(dim=1)
+        shared[-1] = target_N
+        group.communicator.all_reduce(shared).wait()
+        highest_RN, sums_RN = shared[: group.size], shared[group.size : -1]
+        top_N = highest_RN.amax(dim=0)
+        total_N = (sums_RN * (highest_RN - top_N).exp()).sum(dim=0)
+        losses_N = total_N.log() + top_N - shared[-1]
+        softmax_Nv = exponentials_Nv.mul_(((highest_N - top_N).exp() / total_N).unsqueeze(1))
+        ctx.save_for_backward(softmax_Nv, local_N, absent_N)
+        return losses_N
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        softmax_Nv, local_N, absent_N = ctx.saved_tensors
+        present_N = (~absent_N).to(softmax_Nv.dtype).unsqueeze(1)
+        grad_Nv = softmax_Nv.scatter_add(1, local_N.unsqueeze(1), -present_N)
+        return grad_Nv.mul_(grad_N.unsqueeze(1)), None, None

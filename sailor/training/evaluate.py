@@ -1,0 +1,41 @@
+"""Which held-out sequences an evaluation reads, and who reads them. Pure arithmetic, no torch.
+
+The list, and how it is cut into microbatches, depends on the plan's microbatch size alone, so the
+held-out loss has the same bits whichever replicas work on it. The last microbatch is filled up with
+sequences that are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sailor.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """``sequences`` [num_microbatches, size]; the first ``num_samples`` of them, flat, count."""
+
+    sequences: npt.NDArray[np.int64]
+    num_samples: int
+
+    def share(self, replica: int, *, plan: Plan) -> range:
+        """The microbatches a replica works on: as much of them as of the global batch."""
+        before = sum(r.num_samples for r in plan.replicas[:replica])
+        upto = before + plan.replicas[replica].num_samples
+        count = len(self.sequences)
+        return range(
+            count * before // plan.global_batch_size, count * upto // plan.global_batch_size
+        )
+
+
+def evaluation(plan: Plan, *, eval_samples: int, num_sequences: int) -> Evaluation:
+    """``eval_samples`` sequences spread evenly over the held-out ones, or all if they are fewer."""
+    num_samples = max(1, min(eval_samples, num_sequences))
+    chosen = np.arange(num_samples, dtype=np.int64) * num_sequences // num_samples
+    size = min(replica.microbatch_size for replica in plan.replicas)
+    filled = np.resize(chosen, -(-num_samples // size) * size)
+    return Evaluation(sequences=filled.reshape(-1, size), num_samples=num_samples)

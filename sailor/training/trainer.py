@@ -1,0 +1,332 @@
+"""One worker's share of training: holds its boxes, and does its part of every step.
+
+A trainer belongs to one layout and one rank. It is made without communication, given state
+(``initialise``, or written from outside and ``loaded``), connected to its groups, and stepped. The
+step's last collective is its point of no return: whoever has its result applies the update, and the
+result says the same on every rank. Processes, snapshots and generations are not its business.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from sailor.data.sampler import sequences_of_step
+from sailor.data.tokens import TokenStream, load_manifest
+from sailor.models.spec import LogicalTensor
+from sailor.models.stage import StageModule
+from sailor.parallel.boxes import Box
+from sailor.parallel.comm import Communicator, LoopbackCommunicator
+from sailor.parallel.layout import GroupKind, Layout
+from sailor.parallel.pipeline import Links, Microbatch, Pipeline
+from sailor.parallel.reduce import ExactSum, FastSum, GradientSum
+from sailor.parallel.state import BoxTensors, StageState
+from sailor.parallel.tensor import TensorGroup
+from sailor.training.evaluate import evaluation
+from sailor.training.optimizer import AdamW
+from sailor.training.schedule import learning_rate
+from sailor.training.settings import TrainSettings
+
+log = logging.getLogger(__name__)
+
+
+class NotFinite(Exception):
+    """Loss or gradient norm of a step is NaN or infinite; nothing was applied."""
+
+    def __init__(self, *, step: int, loss: float, grad_norm: float) -> None:
+        super().__init__(f"step {step}: loss {loss}, gradient norm {grad_norm}")
+        self.step = step
+        self.loss = loss
+        self.grad_norm = grad_norm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """What one applied step was. All but ``seconds`` and ``phases`` is the same on every rank.
+
+    ``loss`` is the mean over the global batch in nats per token, before the update. Samples are
+    counted from the start of the run: step s has [first_sample, first_sample + num_samples).
+    """
+
+    step: int
+    loss: float
+    tokens: int
+    grad_norm: float
+    learning_rate: float
+    seconds: float
+    phases: Mapping[str, float]  # seconds by phase: data, forward_backward, reduce, norm, optimizer
+    first_sample: int
+    num_samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """``stop``: some rank asked to stop after this step, and every rank knows it."""
+
+    record: StepRecord
+    stop: bool
+
+
+class Trainer:
+    """See the module's docstring. ``state`` has the boxes of the layout for this rank."""
+
+    def __init__(self, *, layout: Layout, rank: int, settings: TrainSettings) -> None:
+        plan = layout.plan
+        if plan.global_batch_size != settings.global_batch_size:
+            raise ValueError(
+                f"the plan has a global batch of {plan.global_batch_size}, the settings of "
+                f"{settings.global_batch_size}"
+            )
+        if plan.sequence_length != settings.sequence_length:
+            raise ValueError(
+                f"the plan has sequences of {plan.sequence_length} tokens, the settings of "
+                f"{settings.sequence_length}"
+            )
+        if plan.optimizer_sharding or settings.compute_dtype != "float32":
+            raise ValueError("optimizer sharding and compute types but float32 are not built yet")
+        if settings.device == "cpu":
+            torch.set_num_threads(1)  # bits depend on it, and workers share the cores
+        self.layout = layout
+        self.rank = rank
+        self.settings = settings
+        self.device = torch.device(settings.device)
+        at = layout.coordinates[rank]
+        self._replica = plan.replicas[at.replica]
+        stage = layout.stage_of(rank)
+        self._tensor = TensorGroup(rank=at.tensor_rank, size=stage.tensor_parallel)
+        module = StageModule(
+            layout.spec, blocks=stage.layers, first=layout.is_first(rank),
+            last=layout.is_last(rank), recompute=stage.recompute, group=self._tensor,
+        )  # fmt: skip
+        self._state = StageState(layout, rank, device=self.device)
+        self.state: dict[Box, BoxTensors] = self._state.boxes
+        parameters = self._state.bind(module)
+        self._sum: GradientSum = (ExactSum if settings.deterministic else FastSum)(
+            self._state, parameters, tokens_per_step=plan.tokens_per_step
+        )
+        self._pipeline = Pipeline(module, layout, rank, device=self.device)
+        self._optimizer = AdamW(self._state, settings.optimizer)
+        manifest = load_manifest(Path(settings.tokens_path))
+        self._train = TokenStream(
+            manifest, manifest.train, sequence_length=settings.sequence_length
+        )
+        self._held_out = TokenStream(
+            manifest, manifest.held_out, sequence_length=settings.sequence_length
+        )
+        self._evaluation = evaluation(
+            plan, eval_samples=settings.eval_samples,
+            num_sequences=self._held_out.num_sequences,
+        )  # fmt: skip
+        self._box_index = {box: index for index, box in enumerate(layout.owners)}
+        self._world: Communicator = LoopbackCommunicator()
+        self._owners: dict[tuple[int, ...], Communicator] = {}
+        self._clean = True  # no operation was left while it might write into our memory
+        self._phases: dict[str, float] = {}
+
+    # State
+
+    def initialise(self, boxes: Iterable[Box]) -> None:
+        """Give some boxes their content of step 0: a function of (seed, tensor name) alone."""
+        logical = {tensor.name: tensor for tensor in self.layout.spec.tensors}
+        in_order = sorted(boxes, key=lambda box: (box.tensor, box.offset))
+        for name, group in groupby(in_order, key=lambda box: box.tensor):
+            whole = initial_weight(logical[name], seed=self.settings.seed)
+            for box in group:
+                tensors = self.state[box]
+                tensors.weight.copy_(whole.narrow(box.axis, box.offset, box.extent))
+                tensors.moment1.zero_()
+                tensors.moment2.zero_()
+
+    def loaded(self) -> None:
+        """State was written from outside. In fp32 the weights are what is computed with."""
+
+    def connect(self, groups: Mapping[str, Communicator]) -> None:
+        """Speak over these groups from now on: all of the layout's that have this rank."""
+        mine = self.layout.groups_of(self.rank)
+        missing = [group.key for group in mine if group.key not in groups]
+        if missing:
+            raise ValueError(f"rank {self.rank} needs groups {missing}")
+        if not self._clean:
+            self._sum.renew()
+            self._clean = True
+        for group in mine:
+            match group.kind:
+                case GroupKind.world:
+                    self._world = groups[group.key]
+                case GroupKind.tensor:
+                    self._tensor.communicator = groups[group.key]
+                case GroupKind.reduce:
+                    self._owners[group.ranks] = groups[group.key]
+                case _:
+                    pass
+        self._pipeline.connect(Links.of(self.layout, self.rank, groups))
+
+    # Work
+
+    def step(self, step: int, *, stop: bool) -> StepOutcome:
+        """Train on the global batch of ``step`` (the first is 1). Collective.
+
+        ``stop`` is this rank's vote to stop afterwards. Raises Aborted, with nothing applied here,
+        or NotFinite, with nothing applied anywhere.
+        """
+        began = time.monotonic()
+        self._phases = {}
+        microbatches = self._microbatches(step)
+        self._enter()
+        with self._phase("forward_backward"):
+            self._sum.begin()
+            losses = self._pipeline.train(
+                microbatches, size=self._replica.microbatch_size, seed=self._sum.seed,
+                after_backward=self._sum.add,
+            )  # fmt: skip
+        with self._phase("reduce"):
+            self._sum.reduce(self._owners)
+        with self._phase("norm"):
+            loss, grad_norm, stopping = self._agree(losses, stop)
+        self._clean = True
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise NotFinite(step=step, loss=loss, grad_norm=grad_norm)
+        settings = self.settings
+        rate = learning_rate(step, settings=settings.optimizer, total_steps=settings.total_steps)
+        with self._phase("optimizer"):
+            limit = settings.optimizer.clip_norm
+            clip = limit / grad_norm if 0.0 < limit < grad_norm else 1.0
+            self._optimizer.apply(step=step, learning_rate=rate, clip=clip)
+        record = StepRecord(
+            step=step, loss=loss, tokens=self.layout.plan.tokens_per_step, grad_norm=grad_norm,
+            learning_rate=rate, seconds=time.monotonic() - began, phases=self._phases,
+            first_sample=(step - 1) * settings.global_batch_size,
+            num_samples=settings.global_batch_size,
+        )  # fmt: skip
+        return StepOutcome(record=record, stop=stopping)
+
+    def evaluate(self) -> float:
+        """Mean loss over the held-out sequences, in nats per token. Collective. Raises Aborted."""
+        plan, at = self.layout.plan, self.layout.coordinates[self.rank]
+        share = self._evaluation.share(at.replica, plan=plan)
+        num_microbatches, size = self._evaluation.sequences.shape
+        microbatches = [
+            self._microbatch(self._held_out.read(self._evaluation.sequences[index]))
+            for index in share
+        ]
+        self._enter()
+        losses = self._pipeline.evaluate(microbatches, size=size)
+        sums = torch.zeros(num_microbatches, size, dtype=torch.float64, device=self.device)
+        if at.tensor_rank == 0:
+            for index, losses_BT in zip(share, losses, strict=False):  # none but on the last stage
+                sums[index] = losses_BT.sum(dim=1, dtype=torch.float64)
+        self._world.all_reduce(sums).wait()
+        self._clean = True
+        counted = sums.flatten()[: self._evaluation.num_samples].tolist()
+        return math.fsum(counted) / (self._evaluation.num_samples * plan.sequence_length)
+
+    # The parts of a step
+
+    def _enter(self) -> None:
+        """From here until ``_clean`` is set again, operations may be under way in our memory."""
+        if not self._clean:
+            raise ValueError("connect again: the last step or evaluation was left midway")
+        self._clean = False
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._phases[name] = time.monotonic() - began
+
+    def _microbatches(self, step: int) -> list[Microbatch]:
+        """This replica's contiguous part of the step's samples."""
+        with self._phase("data"):
+            replica, count = self._replica, self._replica.num_microbatches
+            if not (self._pipeline.first or self._pipeline.last):
+                return [Microbatch(inputs=None, targets=None)] * count
+            sequences = sequences_of_step(
+                step, seed=self.settings.seed, num_sequences=self._train.num_sequences,
+                global_batch_size=self.settings.global_batch_size,
+                offset=self.layout.sample_offset(self.layout.coordinates[self.rank].replica),
+                count=replica.num_samples,
+            )  # fmt: skip
+            tokens = self._train.read(sequences)
+            return [self._microbatch(part) for part in np.split(tokens, count)]
+
+    def _microbatch(self, tokens: npt.NDArray[np.int64]) -> Microbatch:
+        """Inputs and their successors, of [B, T + 1] tokens."""
+        both = torch.from_numpy(tokens).to(self.device)
+        return Microbatch(
+            inputs=both[:, :-1] if self._pipeline.first else None,
+            targets=both[:, 1:] if self._pipeline.last else None,
+        )
+
+    def _agree(self, losses: list[torch.Tensor], stop: bool) -> tuple[float, float, bool]:
+        """One sum over the world: squared norm per box, loss per microbatch, stop votes.
+
+        Every number has one contributor, so the sum carries it as it is; each rank then adds them
+        up in the same exact way. Before: everybody has their part; after: mean loss, gradient
+        norm, whether to stop, alike everywhere.
+        """
+        plan, at = self.layout.plan, self.layout.coordinates[self.rank]
+        num_boxes, num_microbatches = len(self._box_index), plan.num_microbatches
+        numbers = torch.zeros(num_boxes + num_microbatches + 2, dtype=torch.float64)
+        indices, norms = self._box_norms()
+        if indices:
+            numbers[indices] = norms.square().cpu()
+        if losses and at.tensor_rank == 0:
+            first = num_boxes + self.layout.microbatch_offset(at.replica)
+            numbers[first : first + len(losses)] = torch.stack(losses).double().cpu()
+        numbers[-2] = self._sum.magnitude
+        numbers[-1] = float(stop)
+        numbers = numbers.to(self.device)
+        self._world.all_reduce(numbers).wait()
+        summed = numbers.tolist()
+        if summed[-2] >= 1.0:
+            log.warning(
+                "gradients are too large for exact sums: from here on another layout may differ "
+                "in the last bits (bound %.1f of 1)", summed[-2],
+            )  # fmt: skip
+        grad_norm = math.sqrt(_exact_sum(summed[:num_boxes]))
+        loss = _exact_sum(summed[num_boxes:-2]) / plan.tokens_per_step
+        return loss, grad_norm, summed[-1] > 0
+
+    def _box_norms(self) -> tuple[list[int], torch.Tensor]:
+        """Indices and gradient norms of the boxes whose lowest owner this rank is."""
+        indices, views = [], []
+        for slot in self._state.slots:
+            gradient = slot.of(self._state.gradients)
+            for box in slot.boxes:
+                if self.layout.owners[box][0] == self.rank:
+                    indices.append(self._box_index[box])
+                    views.append(slot.box_of(gradient, box))
+        if not views:
+            return [], torch.zeros(0, dtype=torch.float64)
+        return indices, torch.stack(torch._foreach_norm(views, 2, dtype=torch.float64))
+
+
+def _exact_sum(values: list[float]) -> float:
+    """The correctly rounded sum, in any order the same; NaN where there is none."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # too large on the way, or infinities of both signs
+        return math.nan
+
+
+def initial_weight(tensor: LogicalTensor, *, seed: int) -> torch.Tensor:
+    """The whole tensor as it is before step 1, on the CPU, whatever layout asks for it."""
+    if tensor.init_std == 0.0:
+        return torch.zeros(tensor.shape)
+    if tensor.init_std == -1.0:
+        return torch.ones(tensor.shape)
+    generator = torch.Generator().manual_seed(
+        xxhash.xxh3_64_intdigest(f"{seed}/{tensor.name}".encode())
+    )
+    return torch.empty(tensor.shape).normal_(0.0, tensor.init_std, generator=generator)
