@@ -36,8 +36,10 @@ class Dtype(Enum):
 class Objective(Enum):
     """What the planner looks for among the plans that keep every limit."""
 
-    cheapest = "cheapest"
-    fastest = "fastest"
+    min_cost_to_finish = "min_cost_to_finish"
+    min_cost_per_token = "min_cost_per_token"
+    min_time = "min_time"
+    max_throughput = "max_throughput"
 
 
 class Device(Enum):
@@ -215,7 +217,7 @@ class BudgetConfig:
 class PlannerConfig:
     """What to look for, and which choices to take from the planner. null leaves it free."""
 
-    objective: Objective = Objective.cheapest
+    objective: Objective = Objective.min_cost_to_finish
     """What makes one plan better than another."""
     tensor_parallel: int | None = None
     """GPUs that share each matrix."""
@@ -243,23 +245,31 @@ class RuntimeConfig:
     """Address the controller listens on."""
     port: int = 0
     """Port the controller listens on; 0 takes a free one."""
-    heartbeat: str = "0.25s"
+    heartbeat: str = "0.2s"
     """Time between an agent's signs of life."""
-    lease: str = "5s"
-    """Silence after which a node counts as lost, and ends itself."""
-    assemble: str = "60s"
+    silence: str = "5s"
+    """A node that is connected but silent for this long counts as lost."""
+    reconnect: str = "0.4s"
+    """A node whose connection broke may come back within this time."""
+    lease: str = "60s"
+    """An agent that hears nothing from the controller for this long ends itself and its workers."""
+    assemble: str = "120s"
     """For the first machines to report."""
     halt: str = "10s"
-    """For workers to stand still."""
+    """For workers to stand still at once."""
+    boundary: str = "60s"
+    """For workers to stand still at the end of a step."""
     plan: str = "30s"
     """For finding a new layout."""
     prepare: str = "30s"
     """For building the next generation's groups and buffers."""
-    restore: str = "60s"
+    restore: str = "30s"
     """For choosing a step and a source for every box."""
     switch: str = "60s"
     """For copying boxes."""
-    leave_margin: str = "2s"
+    save: str = "120s"
+    """For the last durable checkpoint."""
+    leave_margin: str = "3s"
     """How long before its announced end a machine must be out of the layout."""
     max_restarts: int = 20
     """Transitions in a row without a single step before the run gives up."""

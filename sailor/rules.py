@@ -26,10 +26,11 @@ class Problem:
 
 # Keys with a duration, and one that reads right there.
 _SECONDS = {
-    "budget.deadline": "24h", "planner.patience": "10min", "runtime.heartbeat": "0.25s",
-    "runtime.lease": "5s", "runtime.assemble": "60s", "runtime.halt": "10s", "runtime.plan": "30s",
-    "runtime.prepare": "30s", "runtime.restore": "60s", "runtime.switch": "60s",
-    "runtime.leave_margin": "2s",
+    "budget.deadline": "24h", "planner.patience": "10min", "runtime.heartbeat": "0.2s",
+    "runtime.silence": "5s", "runtime.reconnect": "0.4s", "runtime.lease": "60s",
+    "runtime.assemble": "120s", "runtime.halt": "10s", "runtime.boundary": "60s",
+    "runtime.plan": "30s", "runtime.prepare": "30s", "runtime.restore": "30s",
+    "runtime.switch": "60s", "runtime.save": "120s", "runtime.leave_margin": "3s",
 }  # fmt: skip
 
 # Key -> (least, most) allowed; None is no bound. Keys set to null are not looked at.
@@ -150,19 +151,21 @@ def _model(config: Config) -> Iterator[Problem]:
 
 
 def _runtime(config: Config) -> Iterator[Problem]:
-    try:
-        heartbeat, lease = (
-            parse_seconds(config.runtime.heartbeat),
-            parse_seconds(config.runtime.lease),
-        )
-    except ValueError:
-        return  # said by _units
-    if lease < 3 * heartbeat:
-        yield Problem(
-            key="runtime.lease", fix=f"runtime.lease={4 * heartbeat:g}s",
-            what=f"{config.runtime.lease} is less than three heartbeats of "
-                 f"{config.runtime.heartbeat}: one late message would lose a node",
-        )  # fmt: skip
+    runtime = config.runtime
+    for key in ("silence", "lease"):
+        try:
+            heartbeat, patience = (
+                parse_seconds(runtime.heartbeat),
+                parse_seconds(getattr(runtime, key)),
+            )
+        except ValueError:
+            continue  # said by _units
+        if patience < 3 * heartbeat:
+            yield Problem(
+                key=f"runtime.{key}", fix=f"runtime.{key}={4 * heartbeat:g}s",
+                what=f"{getattr(runtime, key)} is less than three heartbeats of "
+                     f"{runtime.heartbeat}: one late message would end a node",
+            )  # fmt: skip
 
 
 def _data(config: Config) -> Iterator[Problem]:

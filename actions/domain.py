@@ -1,0 +1,154 @@
+"""From what a user said to the frozen values the parts work with. Pure but for reading a fault file.
+
+Everything that is left open in the configuration (null) gets its value here, and only here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sailor.config import Config, Device, Dtype, plain
+from sailor.errors import ConfigError, DataError
+from sailor.faults import Fault, read_script
+from sailor.models.spec import ModelSpec
+from sailor.runtime.state import Limits
+from sailor.training.settings import OptimizerSettings, TrainSettings
+from sailor.units import parse_count, parse_seconds
+
+_LONGEST_WARM_UP_STEPS = 500
+
+
+def model_spec(config: Config) -> ModelSpec:
+    """The model as arithmetic."""
+    model = config.model
+    return ModelSpec(
+        name=model.name, family=model.family, num_layers=model.num_layers,
+        hidden_size=model.hidden_size, num_heads=model.num_heads, num_kv_heads=model.num_kv_heads,
+        head_size=model.head_size, ffn_hidden_size=model.ffn_hidden_size,
+        vocab_size=model.vocab_size, max_positions=model.max_positions,
+        tied_embeddings=model.tied_embeddings, activation=model.activation, norm=model.norm,
+        norm_epsilon=model.norm_epsilon, positions=model.positions, rope_theta=model.rope_theta,
+        attention_bias=model.attention_bias, attention_output_bias=model.attention_output_bias,
+        ffn_bias=model.ffn_bias,
+    )  # fmt: skip
+
+
+def total_steps(config: Config) -> int:
+    """Optimizer steps of the whole run; tokens are rounded up to whole steps."""
+    train = config.train
+    if train.steps is not None:
+        return train.steps
+    assert train.tokens is not None, "sailor.rules wants one of steps and tokens"
+    return math.ceil(parse_count(train.tokens) / (train.global_batch_size * train.sequence_length))
+
+
+def device(config: Config) -> Device:
+    """What workers compute on."""
+    if config.runtime.device is not None:
+        return config.runtime.device
+    return Device.cpu if config.cloud.name == "local" else Device.cuda
+
+
+def is_deterministic(config: Config) -> bool:
+    """Whether gradients are summed exactly."""
+    if config.train.deterministic is not None:
+        return config.train.deterministic
+    return device(config) is Device.cpu
+
+
+def compute_dtype(config: Config) -> Dtype:
+    """The format of matrix products."""
+    if config.train.dtype is not None:
+        return config.train.dtype
+    return Dtype.float32 if device(config) is Device.cpu else Dtype.bfloat16
+
+
+def optimizer_settings(config: Config) -> OptimizerSettings:
+    """AdamW and its schedule, with the steps that were left open filled in."""
+    optim, steps = config.optim, total_steps(config)
+    lowest, warm_up, decay = optim.min_learning_rate, optim.warmup_steps, optim.decay_steps
+    return OptimizerSettings(
+        learning_rate=optim.learning_rate,
+        min_learning_rate=optim.learning_rate / 10 if lowest is None else lowest,
+        schedule=optim.schedule.value,
+        warmup_steps=min(steps // 10, _LONGEST_WARM_UP_STEPS) if warm_up is None else warm_up,
+        decay_steps=steps // 5 if decay is None else decay,
+        beta1=optim.beta1, beta2=optim.beta2, epsilon=optim.epsilon,
+        weight_decay=optim.weight_decay, clip_norm=optim.clip_norm,
+    )  # fmt: skip
+
+
+def train_settings(config: Config, *, tokens_path: str) -> TrainSettings:
+    """The training recipe. ``tokens_path`` is the folder that sailor.data.tokens.prepare made."""
+    train = config.train
+    return TrainSettings(
+        seed=config.seed, total_steps=total_steps(config), sequence_length=train.sequence_length,
+        global_batch_size=train.global_batch_size, optimizer=optimizer_settings(config),
+        tokens_path=tokens_path, deterministic=is_deterministic(config),
+        compute_dtype=compute_dtype(config).value, device=device(config).value,
+        eval_every=train.eval_every, eval_samples=train.eval_samples,
+        snapshot_every=config.checkpoint.snapshot_every,
+        persist_every=config.checkpoint.persist_every,
+    )  # fmt: skip
+
+
+def limits(config: Config, *, initial_nodes: int) -> Limits:
+    """Every wait of the run's life. ``initial_nodes`` is what the plan starts with."""
+    runtime = config.runtime
+    return Limits(
+        initial_nodes=initial_nodes, assemble_s=parse_seconds(runtime.assemble),
+        halt_s=parse_seconds(runtime.halt), boundary_s=parse_seconds(runtime.boundary),
+        plan_s=parse_seconds(runtime.plan), prepare_s=parse_seconds(runtime.prepare),
+        restore_s=parse_seconds(runtime.restore), switch_s=parse_seconds(runtime.switch),
+        save_s=parse_seconds(runtime.save), park_s=parse_seconds(config.planner.patience),
+        leave_margin_s=parse_seconds(runtime.leave_margin), max_restarts=runtime.max_restarts,
+    )  # fmt: skip
+
+
+def faults(config: Config) -> tuple[Fault, ...]:
+    """The faults to inject, in the order they come due; none on a cloud the script is not for.
+
+    Raises ConfigError E105 for a script that cannot be read.
+    """
+    wanted = config.faults
+    if wanted.clouds and config.cloud.name not in wanted.clouds:
+        return ()
+    where = wanted.path or f"faults={wanted.name}"
+    entries: Any = plain(wanted.script)
+    try:
+        if wanted.path is not None:
+            entries = _fault_file(Path(wanted.path).expanduser())
+        return read_script(entries, total_steps=total_steps(config))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"the script of faults {where} cannot be used", code="E105",
+            why=str(error), where=where, fix="conf/faults/demo.yaml shows how one is written",
+        ) from error  # fmt: skip
+
+
+def _fault_file(path: Path) -> list[Any]:
+    """The entries of a YAML or JSON file: a list, alone or under ``script``."""
+    document = yaml.safe_load(path.read_text())
+    if isinstance(document, Mapping):
+        document = document.get("script", document.get("faults"))
+    if not isinstance(document, list):
+        raise ValueError("it should hold a list of entries, alone or under script:")
+    return document
+
+
+def check_vocabulary(config: Config, *, vocab_size: int) -> None:
+    """Raise DataError E505 when the tokenizer knows more tokens than the model has rows for."""
+    if vocab_size > config.model.vocab_size:
+        raise DataError(
+            f"tokenizer {config.tokenizer.name} does not fit {config.model.name}",
+            code="E505",
+            why=f"it makes token numbers up to {vocab_size - 1:,}, the model has "
+            f"{config.model.vocab_size:,} rows",
+            where="tokenizer, model.vocab_size",
+            fix=f"model.vocab_size={vocab_size}",
+        )

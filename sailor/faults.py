@@ -1,0 +1,128 @@
+"""Faults to inject on purpose: what goes wrong, when, to whom. Values only; others carry them out.
+
+A script is a list of entries, in conf/faults or in a file of the user's own:
+
+    - {kind: preempt, at: 40%, target: node-1, notice: 5s}
+    - {kind: kill_node, at: 120}
+    - {kind: join, at: 20s}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from sailor.units import parse_seconds
+
+
+class FaultKind(Enum):
+    """What can be made to go wrong."""
+
+    preempt = "preempt"  # a notice, then the machine is taken
+    kill_node = "kill_node"  # SIGKILL of every process of a node
+    kill_worker = "kill_worker"  # SIGKILL of one worker
+    stop_worker = "stop_worker"  # SIGSTOP of one worker: alive and silent
+    kill_agent = "kill_agent"  # SIGKILL of a node's agent alone
+    join = "join"  # not a fault: one more machine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One entry. Exactly one of ``at_step`` (once that step is applied) and ``at_seconds`` (since
+    the run started training) is set. ``target`` is a node ("node-1") or a worker ("node-1/0");
+    None lets the injector take one that is in use."""
+
+    kind: FaultKind
+    at_step: int | None = None
+    at_seconds: float | None = None
+    target: str | None = None
+    notice_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.at_step is None) == (self.at_seconds is None):
+            raise ValueError("a fault happens at a step or at a time")
+
+
+# Keys of an entry; the first of each line is how we write it.
+_KEYS = {
+    "kind": "kind", "at": "at", "target": "target", "notice": "notice",
+    "node": "target", "worker": "target",
+    "step": "step", "at_step": "step",
+    "second": "second", "seconds": "second", "at_second": "second", "at_seconds": "second",
+    "notice_s": "notice", "notice_seconds": "notice",
+}  # fmt: skip
+
+
+def read_script(entries: Sequence[Mapping[str, Any]], *, total_steps: int) -> tuple[Fault, ...]:
+    """The faults of a script, steps first, in the order they come due.
+
+    Raises ValueError naming the entry and what is wrong with it.
+    """
+    faults = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            faults.append(_read(entry, total_steps=total_steps))
+        except ValueError as error:
+            raise ValueError(f"entry {number}: {error}") from error
+    return tuple(sorted(faults, key=lambda f: (f.at_step is None, f.at_step or f.at_seconds or 0)))
+
+
+def _read(entry: Mapping[str, Any], *, total_steps: int) -> Fault:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{entry!r} should be a mapping with kind and at")
+    fields: dict[str, Any] = {}
+    for key, value in entry.items():
+        if key not in _KEYS:
+            raise ValueError(f"unknown key {key!r}; known are kind, at, target, notice")
+        if value is not None:
+            fields[_KEYS[key]] = value
+    kind = str(fields.get("kind"))
+    if kind not in FaultKind.__members__:
+        raise ValueError(f"kind {kind!r} is none of {', '.join(FaultKind.__members__)}")
+    step, seconds = _moment(fields, total_steps=total_steps)
+    target = fields.get("target")
+    return Fault(
+        kind=FaultKind[kind],
+        at_step=step,
+        at_seconds=seconds,
+        target=None if target is None else str(target),
+        notice_seconds=_seconds(fields.get("notice", 0.0)),
+    )
+
+
+def _moment(fields: Mapping[str, Any], *, total_steps: int) -> tuple[int | None, float | None]:
+    """(step, None) or (None, seconds)."""
+    given = [name for name in ("at", "step", "second") if name in fields]
+    if len(given) != 1:
+        raise ValueError("say when, once: at: 120 (a step), at: 40% (of all steps) or at: 12s")
+    value = fields[given[0]]
+    if given[0] == "second":
+        return None, _seconds(value)
+    text = str(value).strip()
+    if text.endswith("%"):
+        share = _number(text[:-1])
+        if not 0 <= share <= 100:
+            raise ValueError(f"at {text} is not between 0% and 100%")
+        return max(1, round(total_steps * share / 100)), None
+    if given[0] == "at" and not text.isdigit():
+        return None, parse_seconds(text)
+    step = int(_number(text))
+    if step < 0:
+        raise ValueError(f"step {step} is less than 0")
+    return step, None
+
+
+def _seconds(value: Any) -> float:
+    """'5s' or a plain number of seconds, which a key that says so may hold."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return parse_seconds(str(value))
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
