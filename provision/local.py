@@ -1,0 +1,309 @@
+"""``cloud=local``: machines are process groups on this computer, and can be preempted on request.
+
+Each machine is an agent in a session of its own. Killing its group takes agent, zygote and workers
+at one instant, and its snapshot memory goes with it, as with a machine that a cloud takes away.
+Knows nothing of training: it starts the agent's command and watches processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from provision.machines import Machine, MachineRecord
+from provision.processes import MARK, identify, kill_machine, living_members
+from sailor.cluster.provisioner import NodeRequest, Notice, Released
+from sailor.errors import CloudError
+
+log = logging.getLogger(__name__)
+
+ZONES = ("local-a", "local-b")
+AGENT = (sys.executable, "-m", "sailor.runtime.agent")
+RECORD = "machines.jsonl"
+
+_POLL_S = 0.02
+_KILL_WAIT_S = 10.0  # SIGKILL is prompt unless a process hangs in the kernel
+
+
+@dataclass(kw_only=True, slots=True)
+class _Running:
+    """A machine of this process. ``timer`` boots it or takes it away later."""
+
+    machine: Machine
+    process: subprocess.Popen[bytes] | None = None
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    released: asyncio.Task[Released] | None = None
+
+
+class LocalProvisioner:
+    """Implements sailor.cluster.provisioner.Provisioner, and preempt and kill for fault scripts.
+
+    ``slots`` names the machine types and how many workers each holds. ``controller`` is the address
+    agents dial, ``identity`` the folder with the run's keys. ``boot_s`` delays every start, as a
+    cloud would. ``command`` is the agent's; its arguments are added here. Needs a running event
+    loop. One instance per run and process.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        folder: Path,
+        controller: tuple[str, int],
+        identity: Path,
+        slots: Mapping[str, int],
+        zones: Sequence[str] = ZONES,
+        memory_bytes: int | None = None,
+        boot_s: float = 0.0,
+        grace_s: float = 5.0,
+        command: Sequence[str] = AGENT,
+        memory_root: Path = Path("/dev/shm"),
+    ) -> None:
+        self.zones = tuple(zones)
+        self._run = run
+        self._folder = folder
+        self._controller = controller
+        self._identity = identity
+        self._slots = dict(slots)
+        self._memory_bytes = memory_bytes
+        self._boot_s = boot_s
+        self._grace_s = grace_s
+        self._command = tuple(command)
+        self._memory_root = memory_root
+        self._record = MachineRecord(folder / RECORD)
+        self._nodes: dict[str, _Running] = {}
+        self._closed = False
+        self._notices: asyncio.Queue[Notice | None] = asyncio.Queue()
+
+    def log_path(self, node: str) -> Path:
+        """Where a machine's agent, and all it starts, write what they print."""
+        return self._folder / "logs" / f"{node}.log"
+
+    async def request(self, request: NodeRequest) -> None:
+        """Start a machine after its boot time. A second request for a node does nothing.
+
+        Raises CloudError for a zone or machine type this computer does not offer, and when the
+        process cannot be started at once.
+        """
+        if request.node in self._nodes:
+            return
+        if self._closed:
+            raise CloudError(f"{request.node} comes too late: the run ends", code="E405")
+        if request.zone not in self.zones:
+            raise CloudError(
+                f"there is no zone {request.zone} here",
+                code="E404",
+                why=f"cloud=local offers {', '.join(self.zones)}",
+                fix="cloud.zones=[" + ",".join(self.zones) + "]",
+            )
+        if request.machine_type not in self._slots:
+            raise CloudError(
+                f"there is no machine type {request.machine_type} here",
+                code="E404",
+                why=f"cloud=local offers {', '.join(self._slots)}",
+            )
+        mark = f"{self._run}/{request.node}/{secrets.token_hex(8)}"
+        running = _Running(machine=Machine(node=request.node, mark=mark))
+        self._nodes[request.node] = running
+        self._record.wish(running.machine)
+        if self._boot_s <= 0:
+            try:
+                self._boot(running, request)
+            except OSError as error:
+                del self._nodes[request.node]
+                self._record.gone(running.machine, proof="never started")
+                raise CloudError(
+                    f"{request.node} cannot be started on this computer",
+                    code="E405",
+                    why=str(error),
+                    where=self._command[0],
+                ) from error
+        else:
+            self._later(running, self._boot_s, self._boot_or_log, running, request)
+
+    def preempt(self, node: str, *, seconds: float) -> None:
+        """Say now that a machine goes, and take it away after ``seconds``. Raises KeyError."""
+        running = self._nodes[node]
+        self._notices.put_nowait(Notice(node=node, seconds=seconds, source="local"))
+        self._later(running, seconds, self.kill, node)
+
+    def kill(self, node: str) -> None:
+        """Take a machine away this instant, without a word: SIGKILL to all of it, its memory gone.
+
+        Raises KeyError for a node never asked for; one that is gone stays gone.
+        """
+        running = self._nodes[node]
+        self._cancel_timers(running)
+        kill_machine(mark=running.machine.mark, leader=running.machine.leader)
+        if running.released is None:
+            running.released = asyncio.create_task(self._bury(running, how="killed"))
+
+    async def release(self, node: str) -> Released:
+        """End a machine, gently if it still runs, and prove it: no process, no memory left."""
+        running = self._nodes.get(node)
+        if running is None:
+            return Released(node=node, released=True, proof="never started here")
+        if running.released is None:
+            running.released = asyncio.create_task(self._end(running))
+        return await asyncio.shield(running.released)
+
+    async def notices(self) -> AsyncIterator[Notice]:
+        """Notices of ``preempt``, until the provisioner is closed. For one listener."""
+        while (notice := await self._notices.get()) is not None:
+            yield notice
+
+    async def close(self) -> tuple[Released, ...]:
+        """Release every machine, those that an earlier process of the run left behind as well."""
+        self._closed = True
+        own = await asyncio.gather(*(self.release(node) for node in self._nodes))
+        self._notices.put_nowait(None)
+        left = await end_leftovers(self._folder, run=self._run, memory_root=self._memory_root)
+        return (*own, *left)
+
+    def _boot(self, running: _Running, request: NodeRequest) -> None:
+        """Start the agent. Raises OSError."""
+        log_path = self.log_path(request.node)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        host, port = self._controller
+        arguments = {
+            "node": request.node,
+            "zone": request.zone,
+            "machine-type": request.machine_type,
+            "slots": str(self._slots[request.machine_type]),
+            "controller": f"{host}:{port}",
+            "identity": str(self._identity),
+            "host": "127.0.0.1",
+            "log": str(log_path),
+        }
+        if self._memory_bytes is not None:
+            arguments["memory-bytes"] = str(self._memory_bytes)
+        with log_path.open("ab") as output:
+            running.process = subprocess.Popen(
+                [*self._command, *(x for k, v in arguments.items() for x in (f"--{k}", v))],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, MARK: running.machine.mark},
+                start_new_session=True,
+            )
+        # Never reaped before its release: until then its pid cannot become another process's.
+        running.machine = replace(running.machine, leader=identify(running.process.pid))
+        self._record.started(running.machine)
+
+    def _boot_or_log(self, running: _Running, request: NodeRequest) -> None:
+        try:
+            self._boot(running, request)
+        except OSError as error:  # the order was placed; the machine just never dials in
+            log.warning("%s did not boot: %s", request.node, error)
+
+    async def _end(self, running: _Running) -> Released:
+        """SIGTERM to the agent, the grace time to end by itself, then all of it is killed."""
+        self._cancel_timers(running)
+        leader = running.machine.leader
+        if leader is None:
+            return self._gone(running.machine, "its boot was cancelled")
+        how = "ended by itself"
+        if leader.alive:
+            with suppress(ProcessLookupError):
+                os.kill(leader.pid, signal.SIGTERM)
+            how = "ended when asked"
+            if not await _until(lambda: not leader.alive, seconds=self._grace_s):
+                how = f"killed after {self._grace_s:g} s of grace"
+        return await self._bury(running, how=how)
+
+    async def _bury(self, running: _Running, *, how: str) -> Released:
+        """Make sure that nothing of a machine is left, and write that down."""
+        released = await _finish_off(running.machine, run=self._run, memory_root=self._memory_root)
+        if running.process is not None:
+            running.process.poll()  # reap it; from here on its pid may be anyone's
+        if not released.released:
+            return released
+        return self._gone(running.machine, f"{how}; {released.proof}")
+
+    def _gone(self, machine: Machine, proof: str) -> Released:
+        self._record.gone(machine, proof=proof)
+        return Released(node=machine.node, released=True, proof=proof)
+
+    def _later(
+        self, running: _Running, seconds: float, act: Callable[..., object], *arguments: object
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        running.timers.append(loop.call_later(seconds, act, *arguments))
+
+    def _cancel_timers(self, running: _Running) -> None:
+        for timer in running.timers:
+            timer.cancel()
+        running.timers.clear()
+
+
+async def end_leftovers(
+    folder: Path, *, run: str, memory_root: Path = Path("/dev/shm")
+) -> tuple[Released, ...]:
+    """End machines that an earlier process of this run started and did not live to release.
+
+    Found by the record in the run folder: by pid and start tick, and by the mark in their
+    environment, so that a pid that belongs to another process by now is left alone.
+    """
+    record = MachineRecord(folder / RECORD)
+    results = []
+    for machine in record.remaining():
+        found = living_members(mark=machine.mark, leader=machine.leader)
+        released = await _finish_off(machine, run=run, memory_root=memory_root)
+        if released.released:
+            how = f"{len(found)} processes of an earlier start killed" if found else "found gone"
+            released = replace(released, proof=f"{how}; {released.proof}")
+            record.gone(machine, proof=released.proof)
+        results.append(released)
+    return tuple(results)
+
+
+def zone_of(index: int, *, zones: Sequence[str] = ZONES) -> str:
+    """The zone of the index-th machine, so that machines are spread evenly."""
+    return zones[index % len(zones)]
+
+
+async def _finish_off(machine: Machine, *, run: str, memory_root: Path) -> Released:
+    """Kill whatever lives of a machine, remove its snapshot memory, and say what was found."""
+
+    def empty() -> bool:
+        if not living_members(mark=machine.mark, leader=machine.leader):
+            return True
+        kill_machine(mark=machine.mark, leader=machine.leader)
+        return False
+
+    def answer(released: bool, proof: str) -> Released:
+        return Released(node=machine.node, released=released, proof=proof)
+
+    if not await _until(empty, seconds=_KILL_WAIT_S):
+        pids = living_members(mark=machine.mark, leader=machine.leader)
+        still = ", ".join(map(str, pids))
+        return answer(False, f"pids {still} still live {_KILL_WAIT_S:g} s after SIGKILL")
+    if machine.leader is None:
+        return answer(True, "no process carries its mark")
+    memory = memory_root / f"sailor-{run}-{machine.node}-{machine.leader.pid}"
+    shutil.rmtree(memory, ignore_errors=True)
+    if memory.exists():
+        return answer(False, f"{memory} could not be removed")
+    proof = f"pid {machine.leader.pid} is gone, its group is empty, no process carries its mark"
+    return answer(True, f"{proof}, {memory} is gone")
+
+
+async def _until(condition: Callable[[], bool], *, seconds: float) -> bool:
+    """Whether a condition came true before its time was up."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not condition():
+        if loop.time() >= deadline:
+            return False
+        await asyncio.sleep(_POLL_S)
+    return True
