@@ -81,14 +81,11 @@ class Controller:
         settings: ControllerSettings,
         *,
         identity: Identity,
-        provisioner: Provisioner,
         replan: Replanner,
         events: EventSink,
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings
-        self.provisioner = provisioner
-        self.address: tuple[str, int] | None = None
         self._identity = identity
         self._replan = replan
         self._events = events
@@ -127,17 +124,12 @@ class Controller:
             spot=request.spot,
             price_per_hour=request.price_per_hour,
         )
-        await self.provisioner.request(request)
-
-    def listening(self) -> tuple[str, int]:
-        """The address agents dial; valid once ``start`` returned."""
-        assert self.address is not None
-        return self.address
+        await self._provisioner.request(request)
 
     # The run
 
-    async def start(self) -> None:
-        """Open the control port. Raises OSError when a fixed port is taken."""
+    async def start(self) -> tuple[str, int]:
+        """Open the control port; the address agents dial. Raises OSError when it is taken."""
         self._server = await listen(
             self.settings.host,
             self.settings.port,
@@ -145,10 +137,11 @@ class Controller:
             decoder=m.decoder(m.ToController),
             on_link=self._serve,
         )
-        self.address = address_of(self._server)
+        return address_of(self._server)
 
-    async def run(self) -> Outcome:
+    async def run(self, provisioner: Provisioner) -> Outcome:
         """Provision, train through whatever happens, save, release. Call ``start`` first."""
+        self._provisioner = provisioner
         self._beside(self._ticks())
         self._beside(self._watch_notices())
         try:
@@ -175,7 +168,7 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        released = await self.provisioner.close()
+        released = await self._provisioner.close()
         for proof in released:
             self._events.write("node_released", node=proof.node, proof=proof.proof)
         self._server.close()
@@ -209,7 +202,7 @@ class Controller:
             self._queue.put_nowait(s.Tick(at=now))
 
     async def _watch_notices(self) -> None:
-        async for notice in self.provisioner.notices():
+        async for notice in self._provisioner.notices():
             self._events.write(
                 "notice", node=notice.node, seconds=notice.seconds, source=notice.source
             )
@@ -228,7 +221,7 @@ class Controller:
         self._beside(self._release(node))
 
     async def _release(self, node: str) -> None:
-        released = await self.provisioner.release(node)
+        released = await self._provisioner.release(node)
         self._events.write("node_released", node=node, proof=released.proof)
 
     # Agents
