@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -197,23 +198,28 @@ class Crew:
 
     def start(
         self, layout: Layout, settings: TrainSettings, *, steps: range,
-        state: tuple[str, ...] = (), crew: list[Worker] | None = None, generation: int = 1, **job,
+        state: tuple[str, ...] = (), workers: list[Worker] | None = None, generation: int = 1,
+        votes: Mapping[int, int] | None = None, ranks: Sequence[int] | None = None, **job,
     ) -> tuple[list[Worker], tuple[str, ...]]:  # fmt: skip
-        """Give every rank its order; the workers, and the files their state will be in."""
+        """Give every rank its order; the workers, and the files their state will be in.
+
+        ``votes``: rank -> the step after which it wants to stop. ``ranks``: play only these.
+        """
         run = next(self._runs)
-        workers = crew or self.workers(layout.world_size)
+        ranks = range(layout.world_size) if ranks is None else ranks
+        workers = workers or self.workers(len(ranks))
         files = tuple(
             str(self._directory / f"run{run}-rank{rank}.safetensors")
             for rank in range(layout.world_size)
         )
-        for rank, worker in enumerate(workers):
+        for rank, worker in zip(ranks, workers, strict=True):
             worker.order(
                 Train(
                     plan=layout.plan, spec=layout.spec, pieces=layout.pieces,
                     workers=layout.workers, rank=rank, settings=settings,
                     store=str(self._directory / f"store{run}"), generation=generation,
                     first=steps.start, last=steps.stop - 1, state_in=state,
-                    state_out=files[rank], **job,
+                    state_out=files[rank], stop_vote_at=(votes or {}).get(rank, 0), **job,
                 )
             )  # fmt: skip
         return workers, files
@@ -228,8 +234,3 @@ class Crew:
     def dismiss(self) -> None:
         for worker in self._workers:
             worker.dismiss()
-
-
-def with_total(settings: TrainSettings, **changes) -> TrainSettings:
-    """Settings with some of them changed."""
-    return replace(settings, **changes)
