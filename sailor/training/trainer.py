@@ -31,7 +31,7 @@ from sailor.parallel.comm import Communicator, LoopbackCommunicator
 from sailor.parallel.layout import GroupKind, Layout
 from sailor.parallel.pipeline import Links, Microbatch, Pipeline
 from sailor.parallel.reduce import ExactSum, FastSum, GradientSum
-from sailor.parallel.state import BoxTensors, StageState
+from sailor.parallel.state import BoxTensors, Slot, StageState
 from sailor.parallel.tensor import TensorGroup
 from sailor.training.evaluate import evaluation
 from sailor.training.optimizer import AdamW
@@ -52,29 +52,23 @@ class NotFinite(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepRecord:
+class StepOutcome:
     """What one applied step was. All but ``seconds`` and ``phases`` is the same on every rank.
 
     ``loss`` is the mean over the global batch in nats per token, before the update. Samples are
     counted from the start of the run: step s has [first_sample, first_sample + num_samples).
+    ``stop``: some rank asked to stop after this step, and every rank knows it.
     """
 
     step: int
     loss: float
     tokens: int
-    grad_norm: float
+    grad_norm: float  # before clipping
     learning_rate: float
     seconds: float
     phases: Mapping[str, float]  # seconds by phase: data, forward_backward, reduce, norm, optimizer
     first_sample: int
     num_samples: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepOutcome:
-    """``stop``: some rank asked to stop after this step, and every rank knows it."""
-
-    record: StepRecord
     stop: bool
 
 
@@ -128,7 +122,7 @@ class Trainer:
             plan, eval_samples=settings.eval_samples,
             num_sequences=self._held_out.num_sequences,
         )  # fmt: skip
-        self._box_index = {box: index for index, box in enumerate(layout.owners)}
+        self._counted = self._boxes_counted_here()
         self._world: Communicator = LoopbackCommunicator()
         self._owners: dict[tuple[int, ...], Communicator] = {}
         self._clean = True  # no operation was left while it might write into our memory
@@ -203,13 +197,12 @@ class Trainer:
             limit = settings.optimizer.clip_norm
             clip = limit / grad_norm if 0.0 < limit < grad_norm else 1.0
             self._optimizer.apply(step=step, learning_rate=rate, clip=clip)
-        record = StepRecord(
+        return StepOutcome(
             step=step, loss=loss, tokens=self.layout.plan.tokens_per_step, grad_norm=grad_norm,
             learning_rate=rate, seconds=time.monotonic() - began, phases=self._phases,
             first_sample=(step - 1) * settings.global_batch_size,
-            num_samples=settings.global_batch_size,
+            num_samples=settings.global_batch_size, stop=stopping,
         )  # fmt: skip
-        return StepOutcome(record=record, stop=stopping)
 
     def evaluate(self) -> float:
         """Mean loss over the held-out sequences, in nats per token. Collective. Raises Aborted."""
@@ -276,11 +269,13 @@ class Trainer:
         norm, whether to stop, alike everywhere.
         """
         plan, at = self.layout.plan, self.layout.coordinates[self.rank]
-        num_boxes, num_microbatches = len(self._box_index), plan.num_microbatches
+        num_boxes, num_microbatches = len(self.layout.owners), plan.num_microbatches
         numbers = torch.zeros(num_boxes + num_microbatches + 2, dtype=torch.float64)
-        indices, norms = self._box_norms()
-        if indices:
-            numbers[indices] = norms.square().cpu()
+        if self._counted:
+            gradients = self._state.gradients
+            views = [slot.box_of(slot.of(gradients), box) for _, slot, box in self._counted]
+            norms = torch.stack(torch._foreach_norm(views, 2, dtype=torch.float64))
+            numbers[[index for index, _, _ in self._counted]] = norms.square().cpu()
         if losses and at.tensor_rank == 0:
             first = num_boxes + self.layout.microbatch_offset(at.replica)
             numbers[first : first + len(losses)] = torch.stack(losses).double().cpu()
@@ -298,18 +293,15 @@ class Trainer:
         loss = _exact_sum(summed[num_boxes:-2]) / plan.tokens_per_step
         return loss, grad_norm, summed[-1] > 0
 
-    def _box_norms(self) -> tuple[list[int], torch.Tensor]:
-        """Indices and gradient norms of the boxes whose lowest owner this rank is."""
-        indices, views = [], []
-        for slot in self._state.slots:
-            gradient = slot.of(self._state.gradients)
-            for box in slot.boxes:
-                if self.layout.owners[box][0] == self.rank:
-                    indices.append(self._box_index[box])
-                    views.append(slot.box_of(gradient, box))
-        if not views:
-            return [], torch.zeros(0, dtype=torch.float64)
-        return indices, torch.stack(torch._foreach_norm(views, 2, dtype=torch.float64))
+    def _boxes_counted_here(self) -> list[tuple[int, Slot, Box]]:
+        """The boxes whose lowest owner this rank is, with their place in the vector of all."""
+        index = {box: i for i, box in enumerate(self.layout.owners)}
+        return [
+            (index[box], slot, box)
+            for slot in self._state.slots
+            for box in slot.boxes
+            if self.layout.owners[box][0] == self.rank
+        ]
 
 
 def _exact_sum(values: list[float]) -> float:
