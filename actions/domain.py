@@ -1,10 +1,11 @@
-"""From what a user said to the frozen values the parts work with. Pure but for reading a fault file.
+"""From what a user said to the frozen values the parts work with. Reads nothing but a fault file.
 
 Everything that is left open in the configuration (null) gets its value here, and only here.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from sailor.models.spec import ModelSpec
 from sailor.runtime.state import Limits
 from sailor.training.settings import OptimizerSettings, TrainSettings
 from sailor.units import parse_count, parse_seconds
+
+log = logging.getLogger(__name__)
 
 _LONGEST_WARM_UP_STEPS = 500
 
@@ -123,12 +126,16 @@ def faults(config: Config) -> tuple[Fault, ...]:
     try:
         if wanted.path is not None:
             entries = _fault_file(Path(wanted.path).expanduser())
-        return read_script(entries, total_steps=total_steps(config))
+        script = read_script(entries, total_steps=total_steps(config))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"the script of faults {where} cannot be used", code="E105",
             why=str(error), where=where, fix="conf/faults/demo.yaml shows how one is written",
         ) from error  # fmt: skip
+    for fault in script:
+        if fault.at_step is not None and fault.at_step > total_steps(config):
+            log.warning("%s at step %d comes after the last step", fault.kind.value, fault.at_step)
+    return script
 
 
 def _fault_file(path: Path) -> list[Any]:
