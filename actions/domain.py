@@ -23,6 +23,7 @@ from sailor.units import parse_count, parse_seconds
 
 log = logging.getLogger(__name__)
 
+HERE = ("local", "trace")  # clouds whose machines are processes of this computer
 _LONGEST_WARM_UP_STEPS = 500
 
 
@@ -54,7 +55,7 @@ def device(config: Config) -> Device:
     """What workers compute on."""
     if config.runtime.device is not None:
         return config.runtime.device
-    return Device.cpu if config.cloud.name == "local" else Device.cuda
+    return Device.cpu if config.cloud.name in HERE else Device.cuda
 
 
 def is_deterministic(config: Config) -> bool:

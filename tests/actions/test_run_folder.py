@@ -10,6 +10,7 @@ import yaml
 
 from actions.run_folder import (
     FREE_KEYS,
+    RunFolder,
     config_digest,
     differences,
     open_run,
@@ -20,6 +21,14 @@ from actions.run_folder import (
 from sailor.config import flatten, groups, keys
 from sailor.errors import ConfigError
 from tests.helpers.compose import ROOT, a_config
+
+
+def begun(*arguments: str) -> RunFolder:
+    """A run that has written something, and ended."""
+    with open_run(a_config(*arguments), command="python run.py") as folder:
+        folder.events.write_text("{}\n")
+    return folder
+
 
 HOLD = """
 import sys
@@ -48,15 +57,13 @@ def test_a_new_run_gets_a_folder_with_its_configuration(said, tmp_path):
 
 
 def test_the_same_configuration_resumes(said):
-    with open_run(a_config(*said), command=""):
-        pass
+    begun(*said)
     with open_run(a_config(*said), command="") as folder:
         assert folder.resumed
 
 
 def test_what_does_not_change_the_result_may_change(said):
-    with open_run(a_config(*said), command=""):
-        pass
+    begun(*said)
     changed = ["output=json", "ui=plain", "budget.total_usd=5", "checkpoint.keep=9",
                "runtime.silence=9s", "planner.patience=1h"]  # fmt: skip
     with open_run(a_config(*said, *changed), command="") as folder:
@@ -64,8 +71,8 @@ def test_what_does_not_change_the_result_may_change(said):
 
 
 def test_another_configuration_is_refused_with_the_difference_and_nothing_changes(said):
-    with open_run(a_config(*said), command="first") as folder:
-        before = (folder.path / "config.yaml").read_bytes()
+    folder = begun(*said)
+    before = (folder.path / "config.yaml").read_bytes()
     with (
         pytest.raises(ConfigError) as refusal,
         open_run(a_config(*said, "seed=4", "optim.learning_rate=1e-4"), command="second"),
@@ -78,15 +85,23 @@ def test_another_configuration_is_refused_with_the_difference_and_nothing_change
     assert (folder.path / "config.yaml").read_bytes() == before
 
 
-def test_a_fresh_start_sets_the_old_folder_aside(said, tmp_path):
+def test_a_run_that_never_began_has_no_claim_on_its_name(said):
+    with open_run(a_config(*said, "data=text", "data.path=/nowhere"), command=""):
+        pass  # no data: nothing was written
     with open_run(a_config(*said), command="") as folder:
-        (folder.path / "events.jsonl").write_text("history\n")
+        assert not folder.resumed
+    assert yaml.safe_load((folder.path / "config.yaml").read_text())["data"]["path"] is None
+
+
+def test_a_fresh_start_sets_the_old_folder_aside(said, tmp_path):
+    begun(*said)
     for number in (1, 2):
         with open_run(a_config(*said, "seed=4", "run.fresh=true"), command="") as folder:
             assert not folder.resumed
             assert not folder.events.exists()
+            folder.events.write_text("later\n")
         assert (tmp_path / "runs" / f"it.old-{number}").is_dir()
-    assert (tmp_path / "runs" / "it.old-1" / "events.jsonl").read_text() == "history\n"
+    assert (tmp_path / "runs" / "it.old-1" / "events.jsonl").read_text() == "{}\n"
 
 
 def test_a_folder_in_use_is_refused_and_free_again_when_its_process_was_killed(said, tmp_path):
@@ -105,8 +120,7 @@ def test_a_folder_in_use_is_refused_and_free_again_when_its_process_was_killed(s
         holder.kill()
         holder.communicate()
     assert owner_pid(tmp_path / "runs" / "it") is None
-    with open_run(a_config(*said), command="") as folder:
-        assert folder.resumed
+    begun(*said)
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):
@@ -123,6 +137,7 @@ def test_a_damaged_configuration_is_refused_and_kept(said, tmp_path):
     folder = tmp_path / "runs" / "it"
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("- what: [")
+    (folder / "events.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError) as refusal, open_run(a_config(*said), command=""):
         pass
     assert refusal.value.code == "E603"
