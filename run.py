@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from actions import ACTIONS, complaints
-from actions.arguments import expand, is_known, refuse_unknown_keys, unknown_keys
-from sailor.config import Config, ModelConfig, flatten
+from actions.arguments import command, expand, is_known, refuse_unknown_keys, unknown_keys
+from sailor.config import Config, ModelConfig, Output, flatten
 from sailor.errors import SailorError
 from sailor.rules import Problem, validate
 
@@ -31,6 +31,7 @@ class Session:
     """One call of the command: its arguments, and what became of each run it stands for."""
 
     arguments: list[str]
+    json: bool = False  # whether standard output is for a program
     documents: list[Any] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
 
@@ -42,7 +43,7 @@ class Session:
 
 def main() -> None:
     """Run the command line in sys.argv. Always raises SystemExit."""
-    session = Session(arguments=sys.argv[1:])
+    session = Session(arguments=sys.argv[1:], json="output=json" in sys.argv)
     try:
         expanded = expand(session.arguments, root=ROOT)
         refuse_unknown_keys(expanded)
@@ -55,7 +56,7 @@ def main() -> None:
         fail(complaints.not_installed(error.name or ""), session)
     except Exception as error:  # the last line of defence: a bug is ours, and is told as such
         apologise(error, session)
-    if "output=json" in session.arguments and session.documents:
+    if session.json and session.documents:
         several = len(session.documents) > 1
         print(json.dumps(session.documents if several else session.documents[0], indent=2))
     raise SystemExit(session.exit_code)
@@ -69,17 +70,15 @@ def compose(arguments: list[str], session: Session) -> None:
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed
     import hydra
-    from hydra.core.config_store import ConfigStore
     from hydra.errors import (
         HydraException,
         MissingConfigException,
         OverrideParseException,
     )
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
-    schema = OmegaConf.to_container(OmegaConf.structured(Config), enum_to_str=True)
-    ConfigStore.instance().store(name="schema", node=schema)
+    store_schema()
 
     def task(composed: DictConfig) -> None:
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -110,6 +109,15 @@ def compose(arguments: list[str], session: Session) -> None:
         raise complaints.ambiguous(text, arguments=session.arguments) from error
 
 
+def store_schema() -> None:
+    """Tell Hydra the keys of Config and their defaults, under the name conf/config.yaml uses."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    schema = OmegaConf.to_container(OmegaConf.structured(Config), enum_to_str=True)
+    ConfigStore.instance().store(name="schema", node=schema)
+
+
 def typed(composed: Any, *, arguments: list[str]) -> Config:
     """The composed configuration as a Config, checked. Raises ConfigError naming all that is wrong.
 
@@ -137,9 +145,9 @@ def typed(composed: Any, *, arguments: list[str]) -> Config:
         except OmegaConfBaseException as error:
             what = str(error).splitlines()[0]
             problems.append(complaints.wrong_type(key, what=what, value=value, default=default))
-    missing = sorted(OmegaConf.missing_keys(schema))
+    missing = sorted(OmegaConf.missing_keys(schema) - {problem.key for problem in problems})
     problems += [Problem(key=key, what="needs a value", fix=f"{key}=<value>") for key in missing]
-    if not missing:
+    if not OmegaConf.missing_keys(schema):
         config = OmegaConf.to_object(schema)  # with defaults where the type was wrong
         assert isinstance(config, Config)
         problems += validate(config)
@@ -158,7 +166,8 @@ def perform(composed: Any, session: Session) -> None:
         for name in config.actions:
             if name not in ACTIONS:
                 raise complaints.unknown_action(name, arguments=session.arguments)
-        console = Console(output=config.output)
+        session.json |= config.output is Output.json
+        console = Console(output=config.output, command=command(session.arguments))
         for name in config.actions:
             code = importlib.import_module(ACTIONS[name]).run(config, console)
             if code:

@@ -9,6 +9,7 @@ from __future__ import annotations
 ACTIONS: dict[str, str] = {
     "train": "actions.train",
     "plan": "actions.plan",
+    "prepare": "actions.prepare",
     "status": "actions.status",
 }
 """Name -> module with ``run(config: Config, console: Console) -> int``."""

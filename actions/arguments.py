@@ -110,7 +110,7 @@ def nearest(key: str) -> str | None:
     group, _, last = key.rpartition(".")
     exact = [name for name in known if name.rpartition(".")[2] == last]
     if exact:
-        return exact[0]
+        return nearest_option(key, exact)[0]
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == group}
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
     for wanted, candidates, cutoff in (

@@ -118,7 +118,9 @@ def wrong_type(key: str, *, what: str, value: object, default: object) -> Proble
     """E104 for a value OmegaConf cannot convert; ``default`` is what the key has otherwise."""
     if isinstance(default, Enum):
         fix = f"{key}={nearest_option(str(value), [member.name for member in type(default)])[0]}"
-    elif default is None or isinstance(default, list | dict):
+    elif isinstance(default, Sequence) and not isinstance(default, str):
+        fix = f"{key}=[{value}]"
+    elif default is None:
         fix = f"{key}=<value>"
     else:
         fix = f"{key}={default}"

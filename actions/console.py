@@ -17,9 +17,10 @@ class Console(RichConsole):
     ``document`` is all that reaches standard output, once, when the command ends.
     """
 
-    def __init__(self, *, output: Output = Output.text) -> None:
+    def __init__(self, *, output: Output = Output.text, command: str = "") -> None:
         super().__init__(file=sys.stderr if output is Output.json else sys.stdout, highlight=False)
         self.output = output
+        self.command = command  # as typed, for the record
         self.documents: list[Any] = []
 
     def document(self, value: Any) -> None:

@@ -1,10 +1,11 @@
-"""From what a user said to the frozen values the parts work with. Pure but for reading a fault file.
+"""From what a user said to the frozen values the parts work with. Reads nothing but a fault file.
 
 Everything that is left open in the configuration (null) gets its value here, and only here.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ from sailor.runtime.state import Limits
 from sailor.training.settings import OptimizerSettings, TrainSettings
 from sailor.units import parse_count, parse_seconds
 
+log = logging.getLogger(__name__)
+
+HERE = ("local", "trace")  # clouds whose machines are processes of this computer
 _LONGEST_WARM_UP_STEPS = 500
 
 
@@ -51,7 +55,7 @@ def device(config: Config) -> Device:
     """What workers compute on."""
     if config.runtime.device is not None:
         return config.runtime.device
-    return Device.cpu if config.cloud.name == "local" else Device.cuda
+    return Device.cpu if config.cloud.name in HERE else Device.cuda
 
 
 def is_deterministic(config: Config) -> bool:
@@ -123,12 +127,16 @@ def faults(config: Config) -> tuple[Fault, ...]:
     try:
         if wanted.path is not None:
             entries = _fault_file(Path(wanted.path).expanduser())
-        return read_script(entries, total_steps=total_steps(config))
+        script = read_script(entries, total_steps=total_steps(config))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"the script of faults {where} cannot be used", code="E105",
             why=str(error), where=where, fix="conf/faults/demo.yaml shows how one is written",
         ) from error  # fmt: skip
+    for fault in script:
+        if fault.at_step is not None and fault.at_step > total_steps(config):
+            log.warning("%s at step %d comes after the last step", fault.kind.value, fault.at_step)
+    return script
 
 
 def _fault_file(path: Path) -> list[Any]:

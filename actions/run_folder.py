@@ -115,7 +115,8 @@ def open_run(config: Config, *, command: str) -> Iterator[RunFolder]:
             path.rename(_aside(path))
     with _locked(path, name=name):
         saved = path / "config.yaml"
-        resumed = saved.exists()
+        # A run that never began, for want of data or machines, has no claim on its name.
+        resumed = saved.exists() and (path / "events.jsonl").exists()
         if resumed:
             _refuse_another(saved, config, name=name)
         else:

@@ -1,0 +1,67 @@
+"""action=status: what the run folders hold. Reads files only, disturbs nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from actions.console import Console
+from actions.run_folder import owner_pid, read_summary
+from sailor.config import Config
+from sailor.errors import ConfigError
+
+
+def run(config: Config, console: Console) -> int:
+    """Show the run named run.name, or all of runs_dir when none is named."""
+    root = Path(config.runs_dir).expanduser()
+    if config.run.name is not None:
+        paths = [root / config.run.name]
+        if not (paths[0] / "config.yaml").exists():
+            others = sorted(path.parent.name for path in root.glob("*/config.yaml"))
+            raise ConfigError(
+                f"there is no run {config.run.name}", code="E608", where=str(paths[0]),
+                why="runs there are: " + (", ".join(others) or "none"),
+                fix="python run.py action=status   lists all",
+            )  # fmt: skip
+    else:
+        paths = sorted(path.parent for path in root.glob("*/config.yaml"))
+    rows = [status_of(path) for path in paths]
+    console.document(rows)
+    if not rows:
+        console.print(f"no runs in {root}")
+        return 0
+    table = Table("run", "state", "steps", "loss", "held-out", "cost", "folder", box=None)
+    for row in rows:
+        table.add_row(
+            row["run"], row["state"], _steps(row), _figure(row["loss_last"], "{:.3f}"),
+            _figure(row["eval_loss"], "{:.3f}"), _figure(row["cost_usd"], "${:.2f}"), row["folder"],
+        )  # fmt: skip
+    console.print(table)
+    return 0
+
+
+def status_of(path: Path) -> dict[str, Any]:
+    """One run in a few figures. ``state`` is "running (pid N)" while a process has it open, else
+    what its summary says, else "not finished"."""
+    summary = read_summary(path)
+    pid = owner_pid(path)
+    names = ("steps", "total_steps", "loss_last", "eval_loss", "cost_usd")
+    ended = str(summary.get("status") or "not finished")
+    return {
+        "run": path.name,
+        "state": f"running (pid {pid})" if pid else ended,
+        **{name: summary.get(name) for name in names},
+        "folder": str(path),
+    }
+
+
+def _steps(row: dict[str, Any]) -> str:
+    if row["steps"] is None:
+        return "-"
+    return f"{row['steps']} of {row['total_steps']}"
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,56 @@
+"""One signal asks, a second one ends, and afterwards nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from actions.signals import stop_signals
+
+
+async def _send(*numbers: int) -> tuple[list[str], list[int]]:
+    asked: list[str] = []
+    ended: list[int] = []
+    with stop_signals(ask=asked.append, now=ended.append):
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            for _ in range(3):  # the loop reads its wake-up pipe, then calls back
+                await asyncio.sleep(0)
+    return asked, ended
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_asks(number):
+    asked, ended = asyncio.run(_send(number))
+    assert asked == [f"{number.name} received"]
+    assert ended == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [
+        ((signal.SIGINT, signal.SIGINT), 130),
+        ((signal.SIGTERM, signal.SIGTERM), 143),
+        ((signal.SIGINT, signal.SIGTERM), 143),
+        ((signal.SIGHUP, signal.SIGINT), 130),
+    ],
+)
+def test_the_second_signal_ends_at_once(numbers, code):
+    asked, ended = asyncio.run(_send(*numbers))
+    assert len(asked) == 1
+    assert ended == [code]
+
+
+def test_a_terminal_that_closes_twice_still_saves():
+    asked, ended = asyncio.run(_send(signal.SIGHUP, signal.SIGHUP))
+    assert len(asked) == 1
+    assert ended == []
+
+
+def test_signals_are_as_before_afterwards():
+    before = signal.getsignal(signal.SIGTERM)
+    asyncio.run(_send(signal.SIGTERM))
+    assert signal.getsignal(signal.SIGTERM) == before
