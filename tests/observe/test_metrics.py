@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_story import BATCH, SEQUENCE, Story, demo
 
 from sailor.observe.goodput import cause_kind
 from sailor.observe.history import replay
@@ -14,6 +13,7 @@ from sailor.observe.metrics import (
     measure,
     throughput,
 )
+from tests.observe.run_story import BATCH, SEQUENCE, Story, demo
 
 EXACT = 1e-9  # sums of a few dozen floats
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from run_story import BATCH, SEQUENCE, Story, demo
 
 from sailor.observe.summary import summarise, write_atomically, write_summary
+from tests.observe.run_story import BATCH, SEQUENCE, Story, demo
 
 PROMISED = {
     "status", "model", "parameters", "steps", "tokens", "loss_first", "loss_last", "eval_loss",
