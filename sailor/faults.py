@@ -4,7 +4,7 @@ A script is a list of entries, in conf/faults or in a file of the user's own:
 
     - {kind: preempt, at: 40%, target: node-1, notice: 5s}
     - {kind: kill_node, at: 120}
-    - {kind: slow_node, at: 30%, target: leader, factor: 3, for: 10s}
+    - {kind: slow_node, at: 30%, target: leader, factor: 3, lasts: 10s}
     - {kind: join, at: 20s}
 """
 
@@ -70,7 +70,7 @@ _KEYS = {
     "step": "step", "at_step": "step",
     "second": "second", "seconds": "second", "at_second": "second", "at_seconds": "second",
     "notice_s": "notice", "notice_seconds": "notice",
-    "for": "for", "factor": "factor",
+    "lasts": "lasts", "for": "lasts", "factor": "factor",
 }  # fmt: skip
 # Known to people who test such systems, and not to be had by signals and a provisioner.
 _NOT_YET = ("cut_node", "fill_disk")
@@ -97,7 +97,7 @@ def _read(entry: Mapping[str, Any], *, total_steps: int) -> Fault:
     for key, value in entry.items():
         if key not in _KEYS:
             raise ValueError(
-                f"unknown key {key!r}; known are kind, at, target, notice, for, factor"
+                f"unknown key {key!r}; known are kind, at, target, notice, lasts, factor"
             )
         if value is not None:
             fields[_KEYS[key]] = value
@@ -116,7 +116,7 @@ def _read(entry: Mapping[str, Any], *, total_steps: int) -> Fault:
         at_seconds=seconds,
         target=None if target is None else str(target),
         notice_seconds=_seconds(fields.get("notice", 0.0)),
-        lasts_seconds=_seconds(fields["for"]) if "for" in fields else None,
+        lasts_seconds=_seconds(fields["lasts"]) if "lasts" in fields else None,
         factor=_number(str(fields.get("factor", 2.0))),
     )
 
