@@ -89,6 +89,13 @@ class LocalProvisioner:
         """Where a machine's agent, and all it starts, write what they print."""
         return self._folder / "logs" / f"{node}.log"
 
+    def memory_folder(self, node: str) -> Path | None:
+        """Where a machine's agent keeps its snapshots; None before it has booted."""
+        running = self._nodes.get(node)
+        if running is None:
+            return None
+        return _memory(self._memory_root, self._run, running.machine)
+
     async def request(self, request: NodeRequest) -> None:
         """Start a machine after its boot time. A second request for a node does nothing.
 
@@ -288,9 +295,9 @@ async def _finish_off(machine: Machine, *, run: str, memory_root: Path) -> Relea
         pids = living_members(mark=machine.mark, leader=machine.leader)
         still = ", ".join(map(str, pids))
         return answer(False, f"pids {still} still live {_KILL_WAIT_S:g} s after SIGKILL")
-    if machine.leader is None:
+    memory = _memory(memory_root, run, machine)
+    if machine.leader is None or memory is None:
         return answer(True, "no process carries its mark")
-    memory = memory_root / f"sailor-{run}-{machine.node}-{machine.leader.pid}"
     shutil.rmtree(memory, ignore_errors=True)
     if memory.exists():
         return answer(False, f"{memory} could not be removed")
@@ -307,3 +314,10 @@ async def _until(condition: Callable[[], bool], *, seconds: float) -> bool:
             return False
         await asyncio.sleep(_POLL_S)
     return True
+
+
+def _memory(root: Path, run: str, machine: Machine) -> Path | None:
+    """The folder of an agent's snapshot memory, named by run, node and the agent's pid."""
+    if machine.leader is None:
+        return None
+    return root / f"sailor-{run}-{machine.node}-{machine.leader.pid}"

@@ -301,6 +301,10 @@ class FaultConfig:
     """Node or node/slot; null picks one that is in use."""
     notice: str | None = None
     """preempt only: how long before the end the machine is told."""
+    lasts: str | None = None
+    """stop_worker, slow_node: how long; null is for good."""
+    factor: float | None = None
+    """slow_node only: the node gets 1/factor of the time; null is 2."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -54,7 +54,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "first_sample", "num_samples",
     ),
     "evaluated": ("step", "eval_loss", "seconds"),  # an evaluation outside any step's record
-    "snapshot": ("snapshot", "bytes", "stall_s", "peer"),
+    "snapshot": ("snapshot", "bytes", "stall_s", "peer"),  # named worker@step; peer "": own memory
     "committed": ("step",),
     "persisted": ("step", "bytes", "seconds", "path"),
     "persist_failed": ("step", "error"),

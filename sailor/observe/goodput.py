@@ -47,13 +47,16 @@ class Span:
 
 
 def cause_kind(cause: str) -> str:
-    """The family of a transition's cause: preempted, node_lost, worker_lost, join or other."""
-    words = cause.lower()
+    """The family of a transition's cause: preempted, node_lost, worker_lost, join or other.
+
+    A cause that was joined from several ("node-2 leaves in 30 s; node-3 lost") counts as its first.
+    """
+    words = cause.lower().split(";")[0]
     for kind, signs in (
-        ("worker_lost", ("worker", "stuck", "stopped")),
-        ("node_lost", ("lost", "silent", "killed", "died", "fenced")),
+        ("join", ("join", "started", "grow", "unparked")),
+        ("worker_lost", ("worker",)),
+        ("node_lost", ("lost", "silent", "killed", "died", "fenced", "fail")),
         ("preempted", ("preempt", "notice", "leav")),
-        ("join", ("join", "grow", "newcomer", "unparked")),
     ):
         if any(sign in words for sign in signs):
             return kind
@@ -159,9 +162,9 @@ class Accounts:
 
     def _transition(self, event: Event) -> None:
         cause = str(event.get("cause", ""))
-        if not self._stepped:
+        if self._mode == "capacity" or not self._stepped:
             self._fill(event.t)
-            self._mode = "start_up"
+            self._mode = f"transition_{cause_kind(cause)}" if self._stepped else "start_up"
         elif event.get("planned"):
             self._planned_cause = cause
         else:

@@ -58,7 +58,10 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PausePoint:
-    """One interruption of training, measured and split (invariant I7). Durations in seconds."""
+    """One interruption of training, measured and split (invariant I7). Durations in seconds.
+
+    ``hidden_s`` is preparation that went on while the old generation trained: no part of the pause.
+    """
 
     t: float  # when it was over
     cause: str
@@ -70,6 +73,7 @@ class PausePoint:
     copy_s: float
     switch_s: float
     first_step_s: float
+    hidden_s: float
     total_s: float
     steps_redone: int
     source: str
@@ -117,7 +121,8 @@ class RunHistory:
         self.discarded = 0  # step executions that a later generation replaced
         self.evals: dict[int, EvalPoint] = {}
         self.generations: list[Generation] = []
-        self.pauses: list[PausePoint] = []
+        self.pauses: list[PausePoint] = []  # interruptions of training
+        self.start_ups: list[PausePoint] = []  # the same measures of each start's first generation
         self.world: list[tuple[float, int]] = []  # (t, GPUs in the layout), at each change
         self.snapshots = Snapshots()
         self.durable: list[Durable] = []
@@ -153,7 +158,8 @@ class RunHistory:
             case "generation_started":
                 self._generation(event)
             case "pause":
-                self.pauses.append(_pause(event))
+                pauses = self.start_ups if event.get("cause") == "start" else self.pauses
+                pauses.append(_pause(event))
             case "snapshot":
                 self._snapshot(event)
             case "committed":
@@ -280,8 +286,8 @@ class RunHistory:
             return
         self.snapshots.count += 1
         self.snapshots.bytes += event.get("bytes", 0)
-        name = event.get("snapshot") or {}
-        key = (name.get("generation", event.generation), name.get("step", -1))
+        step = str(event.get("snapshot", "")).rpartition("@")[2]  # named worker@step
+        key = (event.generation, int(step) if step.isdigit() else -1)
         stall = max(self.snapshots.stall_by_step.get(key, 0.0), event.get("stall_s", 0.0))
         self.snapshots.stall_by_step[key] = stall
 
@@ -310,7 +316,8 @@ def _pause(event: Event) -> PausePoint:
     seconds = {
         name: float(event.get(name) or 0.0)
         for name in (
-            "detect_s", "decide_s", "prepare_s", "copy_s", "switch_s", "first_step_s", "total_s",
+            "detect_s", "decide_s", "prepare_s", "copy_s", "switch_s", "first_step_s",
+            "hidden_s", "total_s",
         )
     }  # fmt: skip
     return PausePoint(

@@ -59,6 +59,7 @@ def summarise(events: Iterable[Event] | RunHistory) -> dict[str, Any]:
             for g in history.generations
         ],
         "pauses": [_pause(pause) for pause in history.pauses],
+        "start_ups": [_pause(pause) for pause in history.start_ups],
         "snapshots": {
             "count": history.snapshots.count,
             "stall_s": _round(history.snapshots.stall_s),

@@ -114,25 +114,25 @@ def demo() -> Story:
     story.steps(1, 5, generation=1)
     story.say("fault_injected", fault="preempt", target="node-2", at="step 5")
     story.say("notice", generation=1, node="node-2", seconds=30.0, source="local")
-    story.transition(2, "node-2 preempted", planned=True)
+    story.transition(2, "node-2 leaves in 30 s", planned=True)
     story.steps(6, 6, generation=1)
     story.generation(2, "node-1", "node-3", "node-4", step=6, after=0.5)
     story.steps(7, 7, generation=2)
-    story.pause(2, "node-2 preempted", planned=True)
+    story.pause(2, "node-2 leaves in 30 s", planned=True)
     story.say("node_released", node="node-2", proof="pid 1001 gone")
     story.steps(8, 10, generation=2, eval_loss=None)
     story.say("fault_injected", fault="kill_node", target="node-3", at="step 10")
     story.say(
         "node_lost", generation=2, after=0.6, node="node-3", cause="connection lost", silent_s=0.2
     )
-    story.transition(3, "node-3 lost", planned=False)
+    story.transition(3, "node-3 lost: connection closed", planned=False)
     story.generation(3, "node-1", "node-4", step=8, after=0.4)
     story.steps(9, 9, generation=3)
-    story.pause(3, "node-3 lost", planned=False, redone=2)
+    story.pause(3, "node-3 lost: connection closed", planned=False, redone=2)
     story.nodes("node-5", price_per_hour=0.1, boot=0.0)
     story.transition(4, "node-5 joined", planned=True)
     story.steps(10, 12, generation=3)
-    story.say("snapshot", generation=3, snapshot={"generation": 3, "step": 12, "worker": "w"},
+    story.say("snapshot", generation=3, snapshot="node-1/0.1@12",
               bytes=4_000_000, stall_s=0.25, peer="")  # fmt: skip
     story.say("persisted", generation=3, step=12, bytes=8_000_000, seconds=0.3, path="c/12")
     story.generation(4, "node-1", "node-4", "node-5", step=12, after=0.5)

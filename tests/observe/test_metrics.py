@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_story import BATCH, SEQUENCE, Story, demo
 
 from sailor.observe.goodput import cause_kind
 from sailor.observe.history import replay
@@ -14,6 +13,7 @@ from sailor.observe.metrics import (
     measure,
     throughput,
 )
+from tests.observe.run_story import BATCH, SEQUENCE, Story, demo
 
 EXACT = 1e-9  # sums of a few dozen floats
 
@@ -147,6 +147,23 @@ def test_parked_time_is_waiting_for_capacity() -> None:
     assert bad["transition_join"] == pytest.approx(0.75)
 
 
+def test_a_run_that_leaves_the_parking_place_without_a_word_is_in_transition_again() -> None:
+    story = simple().steps(1, 2, generation=1)
+    story.transition(2, "node-1 lost", planned=False).say("parked", why="no plan for 0 nodes")
+    story.transition(3, "node-5 joined", planned=False, after=30.0)
+    story.generation(3, "node-5", step=2, after=0.75).steps(3, 3, generation=3)
+    bad = measure(replay(story.events)).badput_s
+    assert bad["capacity"] == pytest.approx(31.0)
+    assert bad["transition_join"] == pytest.approx(0.75)
+
+
+def test_the_first_generation_of_a_start_is_measured_but_is_no_pause() -> None:
+    story = simple().steps(1, 1, generation=1).pause(1, "start", planned=False)
+    history = replay(story.events)
+    assert history.pauses == []
+    assert [pause.total_s for pause in history.start_ups] == [0.62]
+
+
 def test_the_loss_of_a_node_that_takes_no_part_costs_nothing() -> None:
     story = simple().steps(1, 2, generation=1)
     story.say("node_lost", generation=1, node="node-7", cause="killed", silent_s=0.0)
@@ -168,9 +185,9 @@ def test_a_snapshot_that_holds_up_the_next_step_is_checkpoint_time_of_its_slowes
     story = simple().steps(1, 1, generation=1)
     for stall in (0.1, 0.3):
         story.say("snapshot", generation=1, bytes=100, stall_s=stall, peer="",
-                  snapshot={"generation": 1, "step": 1, "worker": "w"})  # fmt: skip
+                  snapshot="node-1/0.1@1")  # fmt: skip
     story.say("snapshot", generation=1, bytes=100, stall_s=9.0, peer="node-2",
-              snapshot={"generation": 1, "step": 1, "worker": "w"})  # fmt: skip
+              snapshot="node-1/0.1@1")  # fmt: skip
     story.steps(2, 2, generation=1, gap=0.5)
     history = replay(story.events)
     assert measure(history).badput_s["checkpoint"] == pytest.approx(0.3)
@@ -252,7 +269,11 @@ def test_an_empty_log_has_figures_too() -> None:
 @pytest.mark.parametrize(
     ("cause", "kind"),
     [
-        ("node-2 preempted", "preempted"),
+        ("node-2 leaves in 30 s", "preempted"),
+        ("node-2 leaves in 30 s; node-3 lost: killed", "preempted"),
+        ("worker node-1/0.2 started", "join"),
+        ("worker node-1/0.1 lost: ended", "worker_lost"),
+        ("node-3 failed to switch: disk", "node_lost"),
         ("notice", "preempted"),
         ("node_lost", "node_lost"),
         ("node-1 lost without notice", "node_lost"),
@@ -313,7 +334,7 @@ def test_every_second_has_exactly_one_name_whatever_happens(
             case "evaluated":
                 story.say("evaluated", step=step, eval_loss=2.0, seconds=seconds * 2)
             case "snapshot":
-                story.say("snapshot", bytes=1, stall_s=seconds, peer="", snapshot={"step": step})
+                story.say("snapshot", bytes=1, stall_s=seconds, peer="", snapshot=f"w@{step}")
             case "notice":
                 story.say("notice", node="node-2", seconds=seconds, source="local")
             case "nodes":

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from run_story import BATCH, SEQUENCE, Story, demo
 
 from sailor.observe.summary import summarise, write_atomically, write_summary
+from tests.observe.run_story import BATCH, SEQUENCE, Story, demo
 
 PROMISED = {
     "status", "model", "parameters", "steps", "tokens", "loss_first", "loss_last", "eval_loss",
@@ -32,7 +32,7 @@ def test_the_demo_run_in_one_document() -> None:
     assert (summary["lost_samples"], summary["repeated_samples"]) == (0, 0)
     assert (summary["redone_steps"], summary["generations"]) == (2, 4)
     assert [pause["cause"] for pause in summary["pauses"]] == [
-        "node-2 preempted", "node-3 lost", "node-5 joined",
+        "node-2 leaves in 30 s", "node-3 lost: connection closed", "node-5 joined",
     ]  # fmt: skip
     assert summary["released"] is True
     assert len(summary["machines"]) == 5

@@ -221,8 +221,8 @@ def test_leftovers_of_a_killed_process_are_found_and_ended(tmp_path: Path) -> No
     driver = f"""
 import asyncio, os, signal, sys
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_local import provisioner, request, said
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.provision.test_local import provisioner, request, said
 async def main():
     async with provisioner(Path({str(tmp_path)!r}), "--stubborn", "--stray") as local:
         for node in ("node-1", "node-2"):
