@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actions import ACTIONS, complaints
+from actions import ACTIONS, complaints, help_page
 from actions.arguments import command, expand, is_known, refuse_unknown_keys, unknown_keys
 from sailor.config import Config, ModelConfig, Output, flatten
 from sailor.errors import SailorError
+from sailor.observe.redact import redact, redact_fields
 from sailor.rules import Problem, validate
 
 ROOT = Path(__file__).resolve().parent
@@ -44,6 +45,9 @@ class Session:
 def main() -> None:
     """Run the command line in sys.argv. Always raises SystemExit."""
     session = Session(arguments=sys.argv[1:], json="output=json" in sys.argv)
+    if "--help" in session.arguments or "-h" in session.arguments:
+        print(help_page.text(root=ROOT))
+        raise SystemExit(0)
     try:
         expanded = expand(session.arguments, root=ROOT)
         refuse_unknown_keys(expanded)
@@ -135,6 +139,9 @@ def typed(composed: Any, *, arguments: list[str]) -> Config:
     unknown = [key for key in flat if not is_known(key)]
     if unknown:
         raise unknown_keys({key: key for key in unknown}, arguments=arguments)
+    secret = [key for key, value in flat.items() if redact(str(value)) != str(value)]
+    if secret:
+        raise complaints.secret(secret)
     schema = OmegaConf.structured(Config)
     schema.model = OmegaConf.structured(ModelConfig)
     problems = []
@@ -169,7 +176,7 @@ def perform(composed: Any, session: Session) -> None:
         session.json |= config.output is Output.json
         console = Console(output=config.output, command=command(session.arguments))
         for name in config.actions:
-            code = importlib.import_module(ACTIONS[name]).run(config, console)
+            code = importlib.import_module(f"actions.{name}").run(config, console)
             if code:
                 break
         session.codes.append(code)
@@ -184,9 +191,9 @@ def perform(composed: Any, session: Session) -> None:
 
 def fail(error: SailorError, session: Session) -> None:
     """Say what a person can act on, without a traceback."""
-    print(error.render(), file=sys.stderr)
+    print(redact(error.render()), file=sys.stderr)
     document = {name: getattr(error, name) for name in ("code", "what", "why", "where", "fix")}
-    session.documents.append({"error": document, "exit_code": error.exit_code})
+    session.documents.append({"error": redact_fields(document), "exit_code": error.exit_code})
     session.codes.append(error.exit_code)
 
 
@@ -195,7 +202,7 @@ def apologise(error: Exception, session: Session) -> None:
     with tempfile.NamedTemporaryFile(
         "w", prefix="sailor-bug-", suffix=".txt", delete=False
     ) as file:
-        file.write("".join(traceback.format_exception(error)))
+        file.write(redact("".join(traceback.format_exception(error))))
     mistake = SailorError(
         "something broke in Sailor itself, sorry", code="E901",
         why=f"{type(error).__name__}: {error}", where=file.name,

@@ -7,9 +7,9 @@ outcome. Actions are imported when asked for, so that one that needs torch costs
 from __future__ import annotations
 
 ACTIONS: dict[str, str] = {
-    "train": "actions.train",
-    "plan": "actions.plan",
-    "prepare": "actions.prepare",
-    "status": "actions.status",
+    "train": "train; the same command again resumes, or says that it is done (default)",
+    "plan": "show the plans for this model and cloud; rents nothing, needs no account",
+    "prepare": "turn the text into tokens; training does it too",
+    "status": "what the run folders hold",
 }
-"""Name -> module with ``run(config: Config, console: Console) -> int``."""
+"""Name -> what it does. ``actions/<name>.py`` has its ``run(config: Config, console: Console)``."""

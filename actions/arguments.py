@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from sailor.config import groups, keys
@@ -62,9 +63,8 @@ def unknown_keys(unknown: dict[str, str], *, arguments: Sequence[str]) -> Config
     lines, corrected = [], list(arguments)
     for place, key in unknown.items():
         best = nearest(key)
-        lines.append(
-            f"{key}: " + (f"did you mean {best}?" if best else "nothing is called like it")
-        )
+        hint = f"did you mean {best}?" if best else "nothing is called like it"
+        lines.append(f"{key} is no key; {hint}")
         if place in corrected:
             index = corrected.index(place)
             corrected[index : index + 1] = [f"{best}={place.partition('=')[2]}"] if best else []
@@ -92,11 +92,16 @@ def key_of(argument: str) -> str | None:
 
 def is_known(key: str) -> bool:
     """Whether a dotted key is a setting, a group, or lies inside a setting that is a list."""
-    known = set(keys())
+    known = _known_keys()
     if key in known or key in groups():
         return True
     parts = key.split(".")
     return any(".".join(parts[:n]) in known and parts[n].isdigit() for n in range(1, len(parts)))
+
+
+@cache
+def _known_keys() -> frozenset[str]:
+    return frozenset(keys())
 
 
 def nearest(key: str) -> str | None:

@@ -136,6 +136,15 @@ def not_installed(module: str) -> ConfigError:
     )  # fmt: skip
 
 
+def secret(keys: Sequence[str]) -> ConfigError:
+    """E106: a value looks like a password or a key. The value itself is not repeated."""
+    return ConfigError(
+        f"the value of {', '.join(keys)} looks like a secret", code="E106", where=", ".join(keys),
+        why="what is said here is written to the run folder and shown by ps",
+        fix="leave it to the cloud's own login or an environment variable, and change that secret",
+    )  # fmt: skip
+
+
 def wrong_values(problems: Sequence[Problem], *, arguments: Sequence[str]) -> ConfigError:
     """One error for everything found wrong. Overrides among the fixes correct the command."""
     corrected, loose = list(arguments), []

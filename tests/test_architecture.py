@@ -1,0 +1,173 @@
+"""The arrows of docs/architecture.md: who may import whom, and who must do without torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.compose import ROOT
+
+# Room -> rooms it may import, itself aside. A room is the longest entry that starts a module's
+# name. Everybody may import the small change at the end of this table.
+MAY_IMPORT: dict[str, set[str]] = {
+    "run": {"actions", "sailor.config", "sailor.rules", "sailor.observe.redact"},
+    "actions": {
+        "provision", "sailor.config", "sailor.rules", "sailor.faults", "sailor.planner",
+        "sailor.profile", "sailor.plan", "sailor.models.spec", "sailor.cluster", "sailor.data",
+        "sailor.runtime", "sailor.checkpoint", "sailor.training.settings", "sailor.observe",
+        "sailor.parallel", "sailor.log",
+    },
+    "provision": {"sailor.cluster"},
+    "sailor.config": {"sailor.models.spec"},
+    "sailor.rules": {"sailor.config"},
+    "sailor.faults": set(),
+    "sailor.plan": {"sailor.models.spec"},
+    "sailor.cluster": set(),
+    "sailor.models.spec": set(),
+    "sailor.models": {"sailor.models.spec", "sailor.parallel"},
+    "sailor.profile": {"sailor.plan", "sailor.models.spec", "sailor.cluster"},
+    "sailor.planner": {"sailor.profile", "sailor.plan", "sailor.models.spec", "sailor.cluster"},
+    "sailor.parallel": {"sailor.plan", "sailor.models.spec", "sailor.models"},
+    "sailor.data": set(),
+    "sailor.training.settings": set(),
+    "sailor.training": {
+        "sailor.parallel", "sailor.models", "sailor.models.spec", "sailor.data", "sailor.plan",
+        "sailor.training.settings",
+    },
+    "sailor.checkpoint": {"sailor.parallel", "sailor.models.spec", "sailor.plan"},
+    "sailor.runtime": {
+        "sailor.training", "sailor.training.settings", "sailor.checkpoint", "sailor.parallel",
+        "sailor.plan", "sailor.models.spec", "sailor.models", "sailor.data", "sailor.cluster",
+        "sailor.faults",
+    },
+    "sailor.observe": {"sailor.plan", "sailor.observe.redact"},
+    "sailor.observe.redact": set(),
+    "sailor.simulate": {"sailor.runtime.lifecycle", "sailor.planner"},
+    "sailor.errors": set(),
+    "sailor.units": set(),
+    "sailor.clock": set(),
+    "sailor.log": {"sailor.observe.redact"},
+}  # fmt: skip
+SMALL_CHANGE = {"sailor", "sailor.errors", "sailor.units", "sailor.clock"}
+
+# Library -> the only places that may import it.
+ONLY_IN: dict[str, set[str]] = {
+    "hydra": {"run"},
+    "omegaconf": {"run"},
+    "sky": {"provision.skypilot", "provision.catalog"},
+    "torch": {
+        "sailor.models", "sailor.parallel.comm", "sailor.parallel.tensor",
+        "sailor.parallel.pipeline", "sailor.parallel.reduce", "sailor.parallel.state",
+        "sailor.training", "sailor.runtime.zygote", "sailor.runtime.worker",
+        "sailor.runtime.standby", "sailor.runtime.sandbox",
+    },
+    "pickle": set(),
+}  # fmt: skip
+
+# Modules and packages that may import torch, directly or not: the rest must do without.
+WITH_TORCH = ONLY_IN["torch"]
+TORCH_FREE_IN_THEM = {"sailor.models", "sailor.models.spec", "sailor.training",
+                      "sailor.training.settings"}  # fmt: skip
+
+
+def modules() -> dict[str, Path]:
+    """Every module of ours, by dotted name."""
+    found = {"run": ROOT / "run.py"}
+    for top in ("sailor", "provision", "actions"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names a file imports anywhere in it; ``from a import b`` counts as a and a.b."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module)
+            found |= {f"{node.module}.{name.name}" for name in node.names}
+    return found
+
+
+MODULES = modules()
+
+
+def room(module: str) -> str | None:
+    """The longest entry of MAY_IMPORT that a module lies in."""
+    return max((r for r in MAY_IMPORT if lies_in(module, {r})), key=len, default=None)
+
+
+def lies_in(module: str, places: set[str]) -> bool:
+    return any(module == place or module.startswith(f"{place}.") for place in places)
+
+
+def ours(names: set[str]) -> set[str]:
+    """Of the names imported, the modules of ours they mean."""
+    return {name for name in names if name in MODULES}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m)])
+def test_a_room_imports_only_what_the_table_allows(module):
+    here = room(module)
+    allowed = MAY_IMPORT[here] | SMALL_CHANGE
+    strangers = {
+        name
+        for name in ours(imports(MODULES[module]))
+        if name not in SMALL_CHANGE
+        and room(name) != here
+        and not lies_in(name, {place for place in allowed if place != "sailor"})
+        # ``from sailor.x import y`` names the package too; its __init__ is nearly empty
+        and not any(place.startswith(f"{name}.") for place in allowed)
+    }
+    assert strangers == set(), f"{here} may import {sorted(MAY_IMPORT[here])}"
+
+
+def test_every_module_belongs_to_a_room():
+    bare = {"sailor"}
+    assert [module for module in MODULES if room(module) is None and module not in bare] == []
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_a_library_is_imported_only_where_it_is_wrapped(library):
+    users = {
+        module
+        for module, path in MODULES.items()
+        if any(lies_in(name, {library}) for name in imports(path))
+    }
+    assert [m for m in sorted(users) if not lies_in(m, ONLY_IN[library])] == []
+
+
+def torch_free() -> list[str]:
+    return [m for m in MODULES if m in TORCH_FREE_IN_THEM or not lies_in(m, WITH_TORCH)]
+
+
+def test_what_plans_and_controls_never_imports_torch():
+    """One process imports all of them: torch, or a cloud's library, would show."""
+    code = "import importlib, sys\n"
+    code += (
+        f"for name in {[m for m in torch_free() if m != 'run']!r}: importlib.import_module(name)\n"
+    )
+    code += "found = {'torch', 'sky', 'hydra'} & set(sys.modules)\n"
+    code += "assert not found, found"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_configuration_needs_the_standard_library_only():
+    code = "import sys; before = set(sys.modules); import sailor.config, sailor.rules\n"
+    code += "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+    code += "assert new - set(sys.stdlib_module_names) == {'sailor'}, new"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_is_no_drawer_for_odds_and_ends():
+    assert [name for name in MODULES if name.endswith((".utils", ".helpers", ".misc"))] == []

@@ -1,0 +1,157 @@
+"""The command as people call it: a process, its exit code, and who reads which stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import run
+from actions import ACTIONS, complaints
+from sailor.errors import (
+    CloudError,
+    ConfigError,
+    DataError,
+    Diverged,
+    Interrupted,
+    LimitReached,
+    NoFeasiblePlan,
+    SailorError,
+)
+from tests.helpers.compose import ROOT
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Run the command in an empty folder; what it printed and how it ended."""
+
+    def run_it(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(ROOT / "run.py"), *arguments],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60,
+            env={**os.environ, "PYTHONWARNINGS": "error"},
+        )  # fmt: skip
+
+    return run_it
+
+
+def leftovers(tmp_path):
+    return [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
+
+
+def test_help_names_every_action_and_group_and_needs_neither_hydra_nor_torch(call):
+    code = "import sys, runpy; sys.argv = ['run.py', '--help']\n"
+    code += f"try: runpy.run_path({str(ROOT / 'run.py')!r}, run_name='__main__')\n"
+    code += "except SystemExit as end: assert end.code == 0\n"
+    code += "assert not {'hydra', 'torch', 'numpy', 'rich'} & set(sys.modules)"
+    page = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert page.returncode == 0, page.stderr
+    for action in ACTIONS:
+        assert action in page.stdout
+    for path in (ROOT / "conf").glob("*/*.yaml"):
+        assert path.parent.name in page.stdout
+        assert path.stem in page.stdout
+
+
+def test_the_configuration_can_be_printed_and_nothing_is_written(call, tmp_path):
+    shown = call("--cfg", "job", "model=gpt_1b")
+    assert shown.returncode == 0
+    assert "name: gpt_1b" in shown.stdout
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["modle=gpt_1b", "+optim.lr=1"], "E101", ["did you mean model?", "fix"]),
+        (["model=gpt_2b"], "E102", ["nearest first: gpt_", "python run.py model=gpt_"]),
+        (["budget=300"], "E102", ["python run.py budget.total_usd=300"]),
+        (["action=trian"], "E102", ["python run.py action=train"]),
+        (["model=", "gpt_1b"], "E103", ["space after", "python run.py model=gpt_1b"]),
+        (["train"], "E103", ["python run.py action=train"]),
+        (["seed=1,2"], "E103", ["python run.py -m seed=1,2", "seed=[1,2]"]),
+        (["run.name=a=b"], "E103", ["quotes", "run.name='a=b'"]),
+        (["+model=gpt_1b"], "E103", ["python run.py model=gpt_1b"]),
+        (["-cn", "nothing"], "E103", ["nothing"]),
+        (["runs_dir=${oc.env:NO_SUCH_VARIABLE}"], "E103", ["NO_SUCH_VARIABLE"]),
+        (["budget.deadline=24"], "E104", ["python run.py budget.deadline=24h"]),
+        (["data.cache=hf_abcdefghijklmnopqrstuvwxyz0123"], "E106", ["data.cache"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else value,
+)
+def test_a_slip_gets_one_message_with_a_way_out_and_exit_2(call, tmp_path, arguments, code, words):
+    ended = call(*arguments)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith(f"error[{code}] ")
+    assert ended.stderr.count("error[") == 1
+    assert "Traceback" not in ended.stderr
+    for word in words:
+        assert word in ended.stderr
+    assert "hf_abcdef" not in ended.stderr
+    assert leftovers(tmp_path) == []
+
+
+def test_a_path_without_text_is_exit_5(call, tmp_path):
+    (tmp_path / "empty").mkdir()
+    ended = call("action=prepare", "data=text", "data.path=empty", "data.cache=cache")
+    assert ended.returncode == 5
+    assert "error[E501]" in ended.stderr
+    assert leftovers(tmp_path) == ["empty"]
+
+
+def test_json_output_is_one_document_whatever_happens(call):
+    fine = call("action=status", "output=json")
+    assert (fine.returncode, json.loads(fine.stdout)) == (0, [])
+    wrong = call("action=status", "output=json", "sed=1")
+    document = json.loads(wrong.stdout)
+    assert (wrong.returncode, document["exit_code"]) == (2, 2)
+    assert document["error"]["code"] == "E101"
+    assert set(document["error"]) == {"code", "what", "why", "where", "fix"}
+
+
+def test_actions_run_in_order_until_one_fails(call):
+    ended = call("action=[status,prepare,status]", "data=text", "data.path=nowhere", "output=json")
+    assert ended.returncode == 5
+    assert "E501" in ended.stderr
+
+
+def test_a_sweep_runs_every_job_and_ends_with_the_first_failure(call, tmp_path):
+    ended = call("-m", "action=status", "run.name=nobody,null", "output=json")
+    assert ended.returncode == 2
+    first, second = json.loads(ended.stdout)
+    assert first["error"]["code"] == "E608"
+    assert second == []
+
+
+def test_a_bug_is_told_as_ours_with_its_traceback_in_a_file(capsys):
+    session = run.Session(arguments=[])
+    run.apologise(ZeroDivisionError("division by zero"), session)
+    printed = capsys.readouterr().err
+    assert session.exit_code == 1
+    assert "error[E901]" in printed
+    assert "Traceback" not in printed
+    path = next(line.split()[1] for line in printed.splitlines() if "where" in line)
+    with open(path) as file:
+        assert "ZeroDivisionError" in file.read()
+    os.unlink(path)
+
+
+def test_a_missing_library_is_not_called_a_bug(capsys):
+    run.fail(complaints.not_installed("hydra"), session := run.Session(arguments=[]))
+    assert session.exit_code == 2
+    assert "pip install -e ." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(ConfigError, 2), (NoFeasiblePlan, 3), (CloudError, 4), (DataError, 5), (Diverged, 6),
+     (LimitReached, 7), (Interrupted, 75), (SailorError, 1)],
+)  # fmt: skip
+def test_each_kind_of_error_has_its_exit_code(kind, code, capsys):
+    run.fail(kind("it", code="E000"), session := run.Session(arguments=[]))
+    assert session.exit_code == code
+    assert capsys.readouterr().err == f"error[E000] it   (exit {code})\n"
