@@ -137,9 +137,9 @@ def not_installed(module: str) -> ConfigError:
 
 
 def secret(keys: Sequence[str]) -> ConfigError:
-    """E106: a value looks like a password or a key. The value itself is not repeated."""
+    """E107: a value looks like a password or a key. The value itself is not repeated."""
     return ConfigError(
-        f"the value of {', '.join(keys)} looks like a secret", code="E106", where=", ".join(keys),
+        f"the value of {', '.join(keys)} looks like a secret", code="E107", where=", ".join(keys),
         why="what is said here is written to the run folder and shown by ps",
         fix="leave it to the cloud's own login or an environment variable, and change that secret",
     )  # fmt: skip

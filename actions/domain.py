@@ -5,7 +5,6 @@ Everything that is left open in the configuration (null) gets its value here, an
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from provision.faults import check_cloud
 from sailor.config import Config, Device, Dtype, plain
 from sailor.errors import ConfigError, DataError
 from sailor.faults import Fault, read_script
@@ -20,8 +20,6 @@ from sailor.models.spec import ModelSpec
 from sailor.runtime.state import Limits
 from sailor.training.settings import OptimizerSettings, TrainSettings
 from sailor.units import parse_count, parse_seconds
-
-log = logging.getLogger(__name__)
 
 HERE = ("local", "trace")  # clouds whose machines are processes of this computer
 _LONGEST_WARM_UP_STEPS = 500
@@ -117,7 +115,7 @@ def limits(config: Config, *, initial_nodes: int) -> Limits:
 def faults(config: Config) -> tuple[Fault, ...]:
     """The faults to inject, in the order they come due; none on a cloud the script is not for.
 
-    Raises ConfigError E105 for a script that cannot be read.
+    Raises ConfigError: E105 the script cannot be read, E106 this cloud's machines are not ours.
     """
     wanted = config.faults
     if wanted.clouds and config.cloud.name not in wanted.clouds:
@@ -133,9 +131,7 @@ def faults(config: Config) -> tuple[Fault, ...]:
             f"the script of faults {where} cannot be used", code="E105",
             why=str(error), where=where, fix="conf/faults/demo.yaml shows how one is written",
         ) from error  # fmt: skip
-    for fault in script:
-        if fault.at_step is not None and fault.at_step > total_steps(config):
-            log.warning("%s at step %d comes after the last step", fault.kind.value, fault.at_step)
+    check_cloud(script, cloud=config.cloud.name)
     return script
 
 

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sailor.runtime", "sailor.checkpoint", "sailor.training.settings", "sailor.observe",
         "sailor.parallel", "sailor.log",
     },
-    "provision": {"sailor.cluster"},
+    "provision": {"sailor.cluster", "sailor.faults", "sailor.observe"},
     "sailor.config": {"sailor.models.spec"},
     "sailor.rules": {"sailor.config"},
     "sailor.faults": set(),

@@ -78,7 +78,7 @@ def test_the_configuration_can_be_printed_and_nothing_is_written(call, tmp_path)
         (["-cn", "nothing"], "E103", ["nothing"]),
         (["runs_dir=${oc.env:NO_SUCH_VARIABLE}"], "E103", ["NO_SUCH_VARIABLE"]),
         (["budget.deadline=24"], "E104", ["python run.py budget.deadline=24h"]),
-        (["data.cache=hf_abcdefghijklmnopqrstuvwxyz0123"], "E106", ["data.cache"]),
+        (["data.cache=hf_abcdefghijklmnopqrstuvwxyz0123"], "E107", ["data.cache"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else value,
 )

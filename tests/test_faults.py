@@ -71,6 +71,13 @@ def test_the_demonstration_harms_nothing_on_a_cloud_that_costs_money():
     assert domain.faults(a_config("cloud=gcp")) == ()
 
 
+def test_a_script_of_ones_own_is_refused_where_machines_cost_money(tmp_path):
+    path = tmp_path / "faults.yaml"
+    path.write_text("[{kind: kill_node, at: 3}]")
+    with pytest.raises(ConfigError, match="cannot be injected with cloud=gcp"):
+        domain.faults(a_config("cloud=gcp", f"faults={path}"))
+
+
 @pytest.mark.parametrize("suffix", ["yaml", "json"])
 def test_a_script_comes_from_a_file(tmp_path, suffix):
     path = tmp_path / f"my faults.{suffix}"
