@@ -200,6 +200,13 @@ class RunHistory:
             return str(self.ends[-1].get("end", "failed"))
         return "running"
 
+    @property
+    def trains(self) -> bool:
+        """Whether the newest start has begun to train: what comes before is its assembly."""
+        return (
+            bool(self.generations and self.starts) and self.generations[-1].t >= self.starts[-1].t
+        )
+
     def start(self, name: str, default: Any = None) -> Any:
         """A field of the newest ``run_started``."""
         return self.starts[-1].get(name, default) if self.starts else default
