@@ -19,7 +19,6 @@ import numpy as np
 
 from sailor.checkpoint.segment import (
     PAGE,
-    BoxPlace,
     Manifest,
     Segment,
     file_bytes,
@@ -171,8 +170,3 @@ def _started(pid: int) -> str:
         return ""
     state, *rest = stat.rpartition(")")[2].split()
     return "" if state == "Z" else rest[18]
-
-
-def layout_pairs(places: Sequence[BoxPlace]) -> list[tuple[str, tuple[int, ...]]]:
-    """What ``Arena.segment`` wants, of places that came over the wire."""
-    return [(at.name, at.shape) for at in places]
