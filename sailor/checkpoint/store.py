@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import struct
@@ -24,7 +25,10 @@ import xxhash
 
 from sailor.checkpoint.segment import CorruptSnapshot, Segment, digest
 from sailor.errors import SailorError
-from sailor.parallel.boxes import KINDS
+from sailor.parallel.boxes import KINDS, all_boxes
+from sailor.runtime.messages import Persisted, RunSettings
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -41,14 +45,6 @@ class CheckpointFailed(SailorError):
         super().__init__(what, code="checkpoint-failed", why=why, where=where)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """What one node reported: ``files`` name -> xxh3 digest (hex)."""
-
-    node: str
-    files: Mapping[str, str]
-
-
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a checkpoint, as the manifest has it."""
 
@@ -58,12 +54,25 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """manifest.json. ``facts`` is the controller's: model, cut, seed, what a resume must match."""
+    """manifest.json. ``model``, ``pieces`` and ``seed`` are what a resuming run must share."""
 
     format_version: int
     step: int
+    generation: int
+    model: str
+    pieces: int
+    seed: int
     files: dict[str, StoredFile]
-    facts: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint: ``path`` is its folder, ``boxes`` the names of what it holds."""
+
+    step: int
+    generation: int
+    path: Path
+    boxes: tuple[str, ...]
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -147,36 +156,47 @@ def _write(descriptor: int, data: memoryview, total: xxhash.xxh3_64) -> None:
 
 
 def complete(
-    directory: Path,
-    step: int,
-    parts: Iterable[Part],
-    *,
-    boxes: Iterable[str],
-    keep: int,
-    facts: Mapping[str, str] | None = None,
-) -> CheckpointManifest:
-    """Make the reported files a checkpoint, then remove all but the newest ``keep``.
+    directory: Path, step: int, parts: Sequence[Persisted], *, settings: RunSettings, keep: int
+) -> int:
+    """Make the reported files a checkpoint, then remove all but the newest ``keep``. Its bytes.
 
-    ``boxes`` are all boxes of the model. Raises CheckpointFailed when one is missing or a file is
-    not there; nothing is removed then.
+    Raises CheckpointFailed when a box of the model is missing or a file is not there; nothing is
+    removed then. Where two files have a box, the one of the later generation counts.
     """
     folder = step_directory(directory, step)
-    files: dict[str, StoredFile] = {}
-    for part in parts:
-        for name, expected in part.files.items():
-            path = folder / name
-            files[name] = StoredFile(
-                digest=expected, num_bytes=_size(path), boxes=tuple(_read_header(path).boxes)
-            )
-    missing = set(boxes) - {box for file in files.values() for box in file.boxes}
+    file_of: dict[str, str] = {}
+    digests: dict[str, str] = {}
+    for part in sorted(parts, key=lambda p: p.generation):
+        for name, written in part.files.items():
+            digests[name] = written
+            file_of.update(dict.fromkeys(_read_header(folder / name).boxes, name))
+    missing = [
+        box.name
+        for box in all_boxes(settings.spec, pieces=settings.pieces)
+        if box.name not in file_of
+    ]
     if missing:
         raise CheckpointFailed(
             f"the checkpoint of step {step} lacks {len(missing)} boxes",
             where=str(folder),
-            why=f"nobody wrote {min(missing)}",
+            why=f"nobody wrote {missing[0]}",
         )
+    files = {
+        name: StoredFile(
+            digest=written,
+            num_bytes=_size(folder / name),
+            boxes=tuple(box for box, file in file_of.items() if file == name),
+        )
+        for name, written in digests.items()
+    }
     manifest = CheckpointManifest(
-        format_version=FORMAT_VERSION, step=step, files=files, facts=dict(facts or {})
+        format_version=FORMAT_VERSION,
+        step=step,
+        generation=max(part.generation for part in parts),
+        model=settings.spec.name,
+        pieces=settings.pieces,
+        seed=settings.train.seed,
+        files=files,
     )
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     try:
@@ -187,7 +207,7 @@ def complete(
             f"cannot complete the checkpoint of step {step}", where=str(folder), why=str(error)
         ) from error
     _prune(directory, keep=keep, newest_complete=step)
-    return manifest
+    return sum(file.num_bytes for file in files.values())
 
 
 def _prune(directory: Path, *, keep: int, newest_complete: int) -> None:
@@ -215,14 +235,22 @@ def steps(directory: Path) -> list[int]:
     return sorted(found)
 
 
-def newest(directory: Path) -> int | None:
-    """The step of the newest complete checkpoint, or None."""
-    return max(steps(directory), default=None)
+def newest(directory: Path) -> Checkpoint | None:
+    """The newest complete checkpoint whose manifest is as completed, or None."""
+    for step in reversed(steps(directory)):
+        folder = step_directory(directory, step)
+        try:
+            manifest = read_manifest(folder)
+        except CorruptSnapshot as error:
+            log.warning("passing over the checkpoint of step %d: %s", step, error)
+            continue
+        boxes = tuple(box for file in manifest.files.values() for box in file.boxes)
+        return Checkpoint(step=step, generation=manifest.generation, path=folder, boxes=boxes)
+    return None
 
 
-def read_manifest(directory: Path, step: int) -> CheckpointManifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """What a checkpoint holds. Raises CorruptSnapshot unless it is complete and as completed."""
-    folder = step_directory(directory, step)
     try:
         encoded = (folder / MANIFEST).read_bytes()
         marker = (folder / COMPLETE).read_text().strip()
@@ -264,10 +292,10 @@ def _read_header(path: Path) -> _Header:
 class Reader:
     """Reads boxes of one checkpoint, headers once. Every box is checked against its digest."""
 
-    def __init__(self, directory: Path, step: int) -> None:
-        """Raises CorruptSnapshot when there is no complete checkpoint of that step."""
-        self._folder = step_directory(directory, step)
-        self.manifest = read_manifest(directory, step)
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is one step's. Raises CorruptSnapshot when it is no complete checkpoint."""
+        self._folder = folder
+        self.manifest = read_manifest(folder)
         self._file_of = {
             box: name for name, file in self.manifest.files.items() for box in file.boxes
         }
@@ -298,20 +326,21 @@ class Reader:
         return data[0], data[1], data[2]
 
 
-def read_box(directory: Path, step: int, box: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def read_box(folder: Path, box: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One box of a complete checkpoint: weight, moment1, moment2. Raises CorruptSnapshot."""
-    return Reader(directory, step).read(box)
+    return Reader(folder).read(box)
 
 
 def verify(directory: Path, step: int) -> list[str]:
     """What is wrong with a checkpoint, file by file; empty when every byte is as written."""
+    folder = step_directory(directory, step)
     try:
-        manifest = read_manifest(directory, step)
+        manifest = read_manifest(folder)
     except CorruptSnapshot as error:
         return [str(error)]
     problems = []
     for name, stored in manifest.files.items():
-        path = step_directory(directory, step) / name
+        path = folder / name
         total = xxhash.xxh3_64()
         try:
             with open(path, "rb") as file:

@@ -44,9 +44,7 @@ class StoreRequests:
             request = self._count
             self._waiting[request] = (answered, values)
         try:
-            self._send(
-                StoreGet(generation=generation, request=request, keys=keys, seconds=seconds)
-            )
+            self._send(StoreGet(generation=generation, request=request, keys=keys, seconds=seconds))
             deadline = time.monotonic() + seconds + _ANSWER_MARGIN_S
             while not answered.wait(_SLICE_S):
                 if abort.is_set():
@@ -72,9 +70,7 @@ class StoreRequests:
 class RemoteStore(dist.Store):
     """What ``build_groups`` is given. Only what group set-up calls: set, get, wait."""
 
-    def __init__(
-        self, requests: StoreRequests, *, generation: int, abort: threading.Event
-    ) -> None:
+    def __init__(self, requests: StoreRequests, *, generation: int, abort: threading.Event) -> None:
         super().__init__()
         self._requests = requests
         self._generation = generation
