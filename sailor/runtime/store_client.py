@@ -12,7 +12,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistStoreError
 
 from sailor.runtime.messages import Message, StoreGet, StoreSet, StoreValues
 
@@ -38,7 +39,8 @@ class StoreRequests:
         self, keys: tuple[str, ...], *, generation: int, seconds: float, abort: threading.Event
     ) -> tuple[bytes, ...]:
         """Values of all keys once they are there. Raises DistStoreError in time, or on abort."""
-        answered, values = threading.Event(), []
+        answered = threading.Event()
+        values: list[bytes] = []
         with self._lock:
             self._count += 1
             request = self._count
@@ -48,14 +50,14 @@ class StoreRequests:
             deadline = time.monotonic() + seconds + _ANSWER_MARGIN_S
             while not answered.wait(_SLICE_S):
                 if abort.is_set():
-                    raise dist.DistStoreError("the generation was dropped")
+                    raise DistStoreError("the generation was dropped")
                 if time.monotonic() > deadline:
-                    raise dist.DistStoreError(f"no answer about {keys} for {seconds:.0f} s")
+                    raise DistStoreError(f"no answer about {keys} for {seconds:.0f} s")
         finally:
             with self._lock:
                 del self._waiting[request]
         if len(values) != len(keys):
-            raise dist.DistStoreError(f"not all of {keys} appeared within {seconds:.0f} s")
+            raise DistStoreError(f"not all of {keys} appeared within {seconds:.0f} s")
         return tuple(values)
 
     def deliver(self, answer: StoreValues) -> None:
@@ -67,7 +69,7 @@ class StoreRequests:
             waiting[0].set()
 
 
-class RemoteStore(dist.Store):
+class RemoteStore(Store):
     """What ``build_groups`` is given. Only what group set-up calls: set, get, wait."""
 
     def __init__(self, requests: StoreRequests, *, generation: int, abort: threading.Event) -> None:
@@ -88,7 +90,7 @@ class RemoteStore(dist.Store):
             self._fetch((key,), _DEFAULT_WAIT_S)
         return self._known[key]
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]  # the stub has two overloads
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Until all keys are there."""
         seconds = timeout.total_seconds() if timeout is not None else _DEFAULT_WAIT_S
         missing = tuple(key for key in keys if key not in self._known)

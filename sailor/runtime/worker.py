@@ -9,7 +9,6 @@ the step and waits to be told. It ends with its zygote, hence with its agent.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import queue
 import signal
@@ -23,6 +22,7 @@ import msgspec
 import torch
 
 from sailor.checkpoint.segment import CorruptSnapshot, Segment
+from sailor.log import Stamp, configure_log
 from sailor.parallel.comm import Aborted, Communicator, build_groups
 from sailor.parallel.layout import Layout, WorkerId
 from sailor.runtime.messages import (
@@ -71,7 +71,9 @@ def run_worker(me: WorkerId, end: socket.socket, *, progress: str) -> None:
     os.nice(NICENESS)
     torch.set_num_threads(1)
     threading.excepthook = _end_process
-    Worker(me, Channel(end), Ticker(ProgressPage.attach(Path(progress)), me.slot)).run()
+    configure_log(stamp := Stamp(who=str(me)))
+    ticker = Ticker(ProgressPage.attach(Path(progress)), me.slot)
+    Worker(me, Channel(end), ticker, stamp=stamp).run()
 
 
 def _end_process(failure: threading.ExceptHookArgs) -> None:
@@ -86,8 +88,9 @@ def _end_process(failure: threading.ExceptHookArgs) -> None:
 class Worker:
     """The three threads and what they share. Only the main thread touches ``_seat``'s trainer."""
 
-    def __init__(self, me: WorkerId, channel: Channel, ticker: Ticker) -> None:
+    def __init__(self, me: WorkerId, channel: Channel, ticker: Ticker, *, stamp: Stamp) -> None:
         self._me = me
+        self._stamp = stamp
         self._channel = channel
         self._ticker = ticker
         self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -114,6 +117,8 @@ class Worker:
                     self._go(order)
                 case Halt():
                     self._stand(order)
+                case Drop():
+                    self._give_up(order.generation)
                 case Shutdown():
                     return
 
@@ -136,6 +141,7 @@ class Worker:
         new.step = order.step
         with self._lock:
             self._seat, self._prepared = new, None
+        self._stamp.generation = new.generation
         if old is not None:
             old.leave()
         self._move(Doing.halted, step=new.step)
@@ -160,10 +166,11 @@ class Worker:
             log.info("left generation %d after step %d: %s", seat.generation, seat.step, error)
             return
         except NotFinite as error:
-            log.warning("step %d of generation %d: %s", seat.step + 1, seat.generation, error)
-            step = seat.step + 1
+            log.warning("generation %d: %s", seat.generation, error)
             self._channel.send(
-                Diverged(generation=seat.generation, node=self._me.node, step=step, loss=math.nan)
+                Diverged(
+                    generation=seat.generation, node=self._me.node, step=error.step, loss=error.loss
+                )
             )
             return
         if seat.step >= total:
@@ -175,11 +182,10 @@ class Worker:
     def _step(self, seat: Seat) -> bool:
         """One step and what is due after it. Whether all ranks voted to stop here."""
         train = seat.settings.train
-        began = time.monotonic()
         outcome = seat.trainer.step(seat.step + 1, stop=seat.stop.is_set())
         seat.step += 1
         self._move(Doing.training, step=seat.step)
-        record = _record(seat, outcome, seconds=time.monotonic() - began)
+        record = _record(seat, outcome)
         seat.records.append(record)
         last = seat.step == train.total_steps
         durable = last or (train.persist_every > 0 and seat.step % train.persist_every == 0)
@@ -228,7 +234,7 @@ class Worker:
         )
 
     def _stand(self, order: Halt) -> None:
-        """Between two steps, or out of one. A snapshot of the applied step is made if there is none."""
+        """Stand between two steps, with a snapshot of the one applied."""
         seat = self._seat
         if seat is None or seat.generation != order.generation:
             self._channel.send(Stood(generation=order.generation, step=-1, records=()))
@@ -241,6 +247,15 @@ class Worker:
         self._move(Doing.finished if finished else Doing.halted, step=seat.step)
         records = tuple(seat.records)
         self._channel.send(Stood(generation=order.generation, step=seat.step, records=records))
+
+    def _give_up(self, generation: int) -> None:
+        """No role any more: let the memory go."""
+        seat = self._seat
+        if seat is not None and seat.generation == generation:
+            seat.leave()
+            with self._lock:
+                self._seat = None
+            self._move(Doing.idle, step=-1)
 
     def _could_not(self, generation: int, reason: str) -> None:
         log.warning("generation %d: %s", generation, reason)
@@ -280,7 +295,6 @@ class Worker:
                 return
             case Drop():
                 self._drop(message.generation)
-                return
             case Halt():
                 self._interrupt(message)
         self._orders.put(message)
@@ -373,17 +387,17 @@ class Worker:
         )
 
 
-def _record(seat: Seat, outcome: StepOutcome, *, seconds: float) -> StepRecord:
-    batch = seat.settings.train.global_batch_size
+def _record(seat: Seat, outcome: StepOutcome) -> StepRecord:
+    done = outcome.record
     return StepRecord(
-        step=seat.step,
+        step=done.step,
         generation=seat.generation,
-        loss=outcome.loss,
-        tokens=outcome.tokens,
-        grad_norm=outcome.grad_norm,
-        learning_rate=outcome.learning_rate,
-        seconds=seconds,
-        phases=dict(outcome.phases),
-        first_sample=(seat.step - 1) * batch,
-        num_samples=batch,
+        loss=done.loss,
+        tokens=done.tokens,
+        grad_norm=done.grad_norm,
+        learning_rate=done.learning_rate,
+        seconds=done.seconds,
+        phases=dict(done.phases),
+        first_sample=done.first_sample,
+        num_samples=done.num_samples,
     )

@@ -17,6 +17,7 @@ import socket
 import sys
 import traceback
 
+from sailor.log import Stamp, configure_log
 from sailor.runtime.messages import decoder, encode
 from sailor.runtime.process import die_with_parent, num_threads
 from sailor.runtime.worker_link import ZYGOTE_PACKET_BYTES, Exited, Fork, Forked, Imported
@@ -29,8 +30,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--node", required=True)
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
+    configure_log(Stamp(who=f"{arguments.node}/zygote"))
     # The agent decides what a signal to the whole group means.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
