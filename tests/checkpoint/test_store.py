@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -13,7 +15,6 @@ from safetensors import safe_open
 from sailor.checkpoint.segment import CorruptSnapshot
 from sailor.checkpoint.store import (
     CheckpointFailed,
-    Part,
     Reader,
     complete,
     newest,
@@ -23,9 +24,21 @@ from sailor.checkpoint.store import (
     verify,
     write_part,
 )
-from tests.helpers.snapshots import BOXES, a_verified_segment, an_arena, values_of
+from sailor.parallel.boxes import all_boxes
+from sailor.runtime.messages import Persisted
+from tests.helpers.builders import a_spec
+from tests.helpers.settings import some_settings
+from tests.helpers.snapshots import a_verified_segment, an_arena, values_of
 
+SETTINGS = msgspec.structs.replace(
+    some_settings(), spec=a_spec(num_layers=1, hidden_size=8, head_size=2, ffn_hidden_size=8)
+)
+BOXES = tuple((box.name, box.shape) for box in all_boxes(SETTINGS.spec, pieces=1))
 NAMES = [name for name, _ in BOXES]
+
+
+def a_part(node: str, step: int, files: dict[str, str], *, generation: int = 1) -> Persisted:
+    return Persisted(generation=generation, node=node, step=step, files=files, boxes=())
 
 
 def a_checkpoint(tmp_path: Path, step: int, *, keep: int = 10, seed: int = 0) -> Path:
@@ -33,22 +46,26 @@ def a_checkpoint(tmp_path: Path, step: int, *, keep: int = 10, seed: int = 0) ->
     root = tmp_path / f"shm-{step}"
     root.mkdir()
     directory = tmp_path / "checkpoints"
-    segment = a_verified_segment(an_arena(root), step=step, seed=seed)
+    segment = a_verified_segment(an_arena(root), step=step, seed=seed, boxes=BOXES)
     parts = []
     for node, names in (("a", NAMES[:2]), ("b", NAMES[2:])):
         name = f"{node}-0.safetensors"
         total = write_part(directory, step=step, name=f"{node}-0", sources=[(segment, names)])
-        parts.append(Part(node=node, files={name: total}))
-    complete(directory, step, parts, boxes=NAMES, keep=keep, facts={"model": "tiny"})
+        parts.append(a_part(node, step, {name: total}))
+    size = complete(directory, step, parts, settings=SETTINGS, keep=keep)
+    assert size > sum(3 * 4 * np.prod(shape) for _, shape in BOXES)
     return directory
 
 
 def test_what_was_written_is_read_back_and_verifies(tmp_path: Path) -> None:
     directory = a_checkpoint(tmp_path, 40, seed=3)
-    assert newest(directory) == 40
+    found = newest(directory)
+    assert found is not None
+    assert (found.step, found.generation) == (40, 1)
+    assert sorted(found.boxes) == sorted(NAMES)
     assert verify(directory, 40) == []
-    reader = Reader(directory, 40)
-    assert reader.manifest.facts == {"model": "tiny"}
+    reader = Reader(found.path)
+    assert (reader.manifest.model, reader.manifest.seed) == (SETTINGS.spec.name, 1)
     for i, (name, shape) in enumerate(BOXES):
         np.testing.assert_array_equal(np.stack(reader.read(name)), values_of(3 + i, shape))
 
@@ -65,20 +82,46 @@ def test_the_safetensors_library_reads_the_same_values(tmp_path: Path) -> None:
 
 def test_a_box_nobody_wrote_keeps_the_checkpoint_incomplete(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
-    segment = a_verified_segment(an_arena(tmp_path))
+    segment = a_verified_segment(an_arena(tmp_path), boxes=BOXES)
     total = write_part(directory, step=5, name="a-0", sources=[(segment, NAMES[:1])])
-    part = Part(node="a", files={"a-0.safetensors": total})
-    with pytest.raises(CheckpointFailed, match="lacks 2 boxes"):
-        complete(directory, 5, [part], boxes=NAMES, keep=1)
+    part = a_part("a", 5, {"a-0.safetensors": total})
+    with pytest.raises(CheckpointFailed, match=f"lacks {len(NAMES) - 1} boxes"):
+        complete(directory, 5, [part], settings=SETTINGS, keep=1)
     assert newest(directory) is None
     with pytest.raises(CorruptSnapshot):
-        read_box(directory, 5, NAMES[0])
+        read_box(step_directory(directory, 5), NAMES[0])
 
 
 def test_a_reported_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    part = Part(node="a", files={"a-0.safetensors": "0"})
-    with pytest.raises(CheckpointFailed, match="not there"):
-        complete(tmp_path, 5, [part], boxes=NAMES, keep=1)
+    part = a_part("a", 5, {"a-0.safetensors": "0"})
+    with pytest.raises(CorruptSnapshot, match="No such file"):
+        complete(tmp_path, 5, [part], settings=SETTINGS, keep=1)
+
+
+def test_of_two_files_with_a_box_the_later_generations_counts(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    parts = []
+    for generation, node, names in ((1, "a", NAMES), (2, "b", NAMES[:3])):
+        root = tmp_path / node
+        root.mkdir()
+        segment = a_verified_segment(an_arena(root), seed=generation * 100, boxes=BOXES)
+        total = write_part(directory, step=5, name=f"{node}-0", sources=[(segment, names)])
+        files = {f"{node}-0.safetensors": total}
+        parts.append(a_part(node, 5, files, generation=generation))
+    complete(directory, 5, parts[::-1], settings=SETTINGS, keep=1)
+    reader = Reader(step_directory(directory, 5))
+    for i, seed in ((0, 200), (3, 100)):
+        name, shape = BOXES[i]
+        np.testing.assert_array_equal(np.stack(reader.read(name)), values_of(seed + i, shape))
+
+
+def test_a_checkpoint_with_a_damaged_manifest_is_passed_over(tmp_path: Path) -> None:
+    directory = a_checkpoint(tmp_path, 1)
+    a_checkpoint(tmp_path, 2)
+    (step_directory(directory, 2) / "manifest.json").write_text("{}")
+    found = newest(directory)
+    assert found is not None
+    assert found.step == 1
 
 
 def test_the_newest_are_kept_and_leftovers_of_failed_ones_removed(tmp_path: Path) -> None:
@@ -115,9 +158,9 @@ def test_a_flipped_byte_in_a_box_is_refused_when_read(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 4
     path.write_bytes(data)
-    read_box(directory, 1, NAMES[0])
+    read_box(step_directory(directory, 1), NAMES[0])
     with pytest.raises(CorruptSnapshot, match="other bytes"):
-        read_box(directory, 1, NAMES[2])
+        read_box(step_directory(directory, 1), NAMES[-1])
 
 
 def test_a_truncated_file_and_a_changed_manifest_are_refused(tmp_path: Path) -> None:
@@ -126,18 +169,16 @@ def test_a_truncated_file_and_a_changed_manifest_are_refused(tmp_path: Path) -> 
     os.truncate(folder / "b-0.safetensors", 300)
     assert len(verify(directory, 1)) == 1
     with pytest.raises(CorruptSnapshot):
-        read_box(directory, 1, NAMES[2])
+        read_box(step_directory(directory, 1), NAMES[2])
     (folder / "manifest.json").write_text("{}")
     with pytest.raises(CorruptSnapshot, match="not the one completed"):
-        read_box(directory, 1, NAMES[0])
+        read_box(step_directory(directory, 1), NAMES[0])
 
 
 def test_a_full_disk_leaves_older_checkpoints_and_no_half_file(tmp_path: Path) -> None:
     directory = a_checkpoint(tmp_path, 1)
-    segment = a_verified_segment(an_arena(tmp_path), step=2)
+    segment = a_verified_segment(an_arena(tmp_path), step=2, boxes=BOXES)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    import signal
-
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # the write fails part way
     try:
@@ -148,12 +189,12 @@ def test_a_full_disk_leaves_older_checkpoints_and_no_half_file(tmp_path: Path) -
         signal.signal(signal.SIGXFSZ, before)
     assert "File too large" in raised.value.why
     assert list(step_directory(directory, 2).iterdir()) == []
-    assert newest(directory) == 1
+    assert steps(directory) == [1]
     assert verify(directory, 1) == []
 
 
 def test_a_segment_corrupted_after_sealing_is_not_persisted(tmp_path: Path) -> None:
-    segment = a_verified_segment(an_arena(tmp_path))
+    segment = a_verified_segment(an_arena(tmp_path), boxes=BOXES)
     segment.raw(NAMES[0])[0] ^= 1
     with pytest.raises(CorruptSnapshot, match="changed after sealing"):
         write_part(tmp_path / "c", step=2, name="a-0", sources=[(segment, NAMES)])

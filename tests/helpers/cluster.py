@@ -33,8 +33,7 @@ from sailor.runtime import messages as m
 from sailor.runtime.identity import Identity, create_identity
 from sailor.runtime.key_store import KeyStore
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
-from sailor.training.settings import OptimizerSettings, TrainSettings
-from tests.helpers.builders import a_spec
+from tests.helpers.settings import some_settings
 
 PATIENCE_S = 60.0  # a loaded machine; nothing asserted depends on it
 
@@ -48,30 +47,11 @@ def settings_in(tmp_path: Path, *, run: str, **train: Any) -> m.RunSettings:
             lines = (f"line {j} of file {i}: {j * j % 97} {'ab' * (j % 7)}\n" for j in range(400))
             (text / f"{i}.txt").write_text("".join(lines))
     manifest = prepare(text_at(text), tokenizer=tokenizer("bytes"), directory=tmp_path / "tokens")
-    fields: dict[str, Any] = {
-        "seed": 1,
-        "total_steps": 1000,
-        "sequence_length": 16,
-        "global_batch_size": 4,
-        "optimizer": OptimizerSettings(
-            learning_rate=1e-3, min_learning_rate=1e-4, schedule="constant", warmup_steps=2,
-            decay_steps=0, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0,
-        ),
-        "tokens_path": manifest.path,
-        "deterministic": True,
-        "compute_dtype": "float32",
-        "device": "cpu",
-        "eval_every": 0,
-        "eval_samples": 4,
-        "snapshot_every": 1,
-        "persist_every": 0,
-    }  # fmt: skip
-    return m.RunSettings(
+    return some_settings(
         run=run,
-        spec=a_spec(vocab_size=256),
-        pieces=1,
-        train=TrainSettings(**{**fields, **train}),
+        tokens_path=manifest.path,
         checkpoint_directory=str(tmp_path / "checkpoints"),
+        **train,
     )
 
 
