@@ -24,6 +24,15 @@ class Identity:
     key: Path
     certificate: Path
 
+    @property
+    def run(self) -> str:
+        """The name of the run the certificate was made for."""
+        from cryptography import x509  # here: only an agent asks, once
+
+        certificate = x509.load_pem_x509_certificate(self.certificate.read_bytes())
+        (name,) = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        return str(name.value).removeprefix("sailor-")
+
     def server_context(self) -> ssl.SSLContext:
         """For the side that listens: the peer must hold the run's key."""
         return self._context(ssl.PROTOCOL_TLS_SERVER)

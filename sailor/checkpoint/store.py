@@ -1,0 +1,386 @@
+"""Durable checkpoints: ``step-00000040/<node>-<slot>.safetensors``, a manifest and a marker.
+
+Agents write files, each box once per checkpoint. The controller completes: it looks at every file,
+writes manifest.json and, last of all, COMPLETE. A folder without that marker is no checkpoint,
+whatever it holds. Inside a file the tensors are named "<kind>/<box>", for kind in weight, moment1,
+moment2; the digest of each box is in the file's metadata, the digest of each file in the manifest.
+No torch: any layout can read it, and so can anything else that reads safetensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import xxhash
+
+from sailor.checkpoint.segment import CorruptSnapshot, Segment, digest
+from sailor.errors import SailorError
+from sailor.parallel.boxes import KINDS, all_boxes
+from sailor.runtime.messages import Persisted, RunSettings
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+COMPLETE = "COMPLETE"
+_HEADER_LENGTH = struct.Struct("<Q")
+_LONGEST_HEADER_BYTES = 100 << 20  # the limit the safetensors library itself sets
+_CHUNK_BYTES = 4 << 20
+
+
+class CheckpointFailed(SailorError):
+    """A durable checkpoint could not be written or completed; earlier ones are intact."""
+
+    def __init__(self, what: str, *, where: str, why: str = "") -> None:
+        super().__init__(what, code="checkpoint-failed", why=why, where=where)
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a checkpoint, as the manifest has it."""
+
+    digest: str
+    num_bytes: int
+    boxes: tuple[str, ...]
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """manifest.json. ``model``, ``pieces`` and ``seed`` are what a resuming run must share."""
+
+    format_version: int
+    step: int
+    generation: int
+    model: str
+    pieces: int
+    seed: int
+    files: dict[str, StoredFile]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint: ``path`` is its folder, ``boxes`` the names of what it holds."""
+
+    step: int
+    generation: int
+    path: Path
+    boxes: tuple[str, ...]
+
+
+def step_directory(directory: Path, step: int) -> Path:
+    """Where the checkpoint of a step lives."""
+    return directory / f"step-{step:08d}"
+
+
+# Writing: agents
+
+
+def write_part(
+    directory: Path, *, step: int, name: str, sources: Sequence[tuple[Segment, Iterable[str]]]
+) -> str:
+    """Write boxes of verified segments as ``<name>.safetensors``; its digest (hex).
+
+    Streams straight from shared memory: needs no memory of its own. Atomic: under a temporary name
+    first, fsynced, then renamed. Raises CheckpointFailed (disk full, no permission), and
+    CorruptSnapshot when a box is not what was sealed. Blocks; meant for a thread.
+    """
+    folder = step_directory(directory, step)
+    path = folder / f"{name}.safetensors"
+    temporary = folder / f".{name}.{os.getpid()}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb", buffering=0) as file:
+            total = _stream(file.fileno(), sources)
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+        _sync_directory(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise CheckpointFailed(
+            f"cannot write the checkpoint of step {step}", where=str(path), why=str(error)
+        ) from error
+    except CorruptSnapshot:
+        temporary.unlink(missing_ok=True)
+        raise
+    return total
+
+
+def _stream(descriptor: int, sources: Sequence[tuple[Segment, Iterable[str]]]) -> str:
+    """The safetensors format: length of the header, header (JSON), tensors one after the other."""
+    chosen = [(segment, name) for segment, names in sources for name in names]
+    header: dict[str, object] = {}
+    metadata = {"format": "sailor", "version": str(FORMAT_VERSION)}
+    offset = 0
+    for segment, name in chosen:
+        at = segment.places[name]
+        metadata[f"digest/{name}"] = f"{segment.digest_of(name):016x}"
+        for kind in KINDS:
+            end = offset + 4 * at.numel
+            header[f"{kind}/{name}"] = {
+                "dtype": "F32",
+                "shape": list(at.shape),
+                "data_offsets": [offset, end],
+            }
+            offset = end
+    encoded = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    total = xxhash.xxh3_64()
+    for piece in (_HEADER_LENGTH.pack(len(encoded)), encoded):
+        _write(descriptor, memoryview(piece), total)
+    for segment, name in chosen:
+        raw = segment.raw(name)
+        if digest(raw) != segment.digest_of(name):
+            raise CorruptSnapshot(f"box {name} changed after sealing", where=str(segment))
+        _write(descriptor, raw, total)
+    return total.hexdigest()
+
+
+def _write(descriptor: int, data: memoryview, total: xxhash.xxh3_64) -> None:
+    for start in range(0, len(data), _CHUNK_BYTES):
+        chunk = data[start : start + _CHUNK_BYTES]
+        total.update(chunk)
+        while chunk:
+            chunk = chunk[os.write(descriptor, chunk) :]
+
+
+# Completing: the controller
+
+
+def complete(
+    directory: Path, step: int, parts: Sequence[Persisted], *, settings: RunSettings, keep: int
+) -> int:
+    """Make the reported files a checkpoint, then remove all but the newest ``keep``. Its bytes.
+
+    Raises CheckpointFailed when a box of the model is missing or a file is not there; nothing is
+    removed then. Where two files have a box, the one of the later generation counts.
+    """
+    folder = step_directory(directory, step)
+    file_of: dict[str, str] = {}
+    digests: dict[str, str] = {}
+    for part in sorted(parts, key=lambda p: p.generation):
+        for name, written in part.files.items():
+            digests[name] = written
+            file_of.update(dict.fromkeys(_read_header(folder / name).boxes, name))
+    missing = [
+        box.name
+        for box in all_boxes(settings.spec, pieces=settings.pieces)
+        if box.name not in file_of
+    ]
+    if missing:
+        raise CheckpointFailed(
+            f"the checkpoint of step {step} lacks {len(missing)} boxes",
+            where=str(folder),
+            why=f"nobody wrote {missing[0]}",
+        )
+    files = {
+        name: StoredFile(
+            digest=written,
+            num_bytes=_size(folder / name),
+            boxes=tuple(box for box, file in file_of.items() if file == name),
+        )
+        for name, written in digests.items()
+    }
+    manifest = CheckpointManifest(
+        format_version=FORMAT_VERSION,
+        step=step,
+        generation=max(part.generation for part in parts),
+        model=settings.spec.name,
+        pieces=settings.pieces,
+        seed=settings.train.seed,
+        files=files,
+    )
+    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    try:
+        _write_durably(folder / MANIFEST, encoded)
+        _write_durably(folder / COMPLETE, f"{digest(encoded):016x}\n".encode())
+    except OSError as error:
+        raise CheckpointFailed(
+            f"cannot complete the checkpoint of step {step}", where=str(folder), why=str(error)
+        ) from error
+    _prune(directory, keep=keep, newest_complete=step)
+    return sum(file.num_bytes for file in files.values())
+
+
+def _prune(directory: Path, *, keep: int, newest_complete: int) -> None:
+    """Keep the newest complete ones; what is older than those and incomplete will never be one."""
+    kept = set(steps(directory)[-max(keep, 1) :])
+    for folder in directory.glob("step-*"):
+        step = _step_of(folder)
+        if step is None or step in kept or step >= newest_complete:
+            continue
+        with contextlib.suppress(OSError):  # the marker first: never half a checkpoint with one
+            (folder / COMPLETE).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# Reading
+
+
+def steps(directory: Path) -> list[int]:
+    """Steps of all complete checkpoints, ascending."""
+    found = [
+        step
+        for folder in directory.glob("step-*")
+        if (step := _step_of(folder)) is not None and (folder / COMPLETE).is_file()
+    ]
+    return sorted(found)
+
+
+def newest(directory: Path) -> Checkpoint | None:
+    """The newest complete checkpoint whose manifest is as completed, or None."""
+    for step in reversed(steps(directory)):
+        folder = step_directory(directory, step)
+        try:
+            manifest = read_manifest(folder)
+        except CorruptSnapshot as error:
+            log.warning("passing over the checkpoint of step %d: %s", step, error)
+            continue
+        boxes = tuple(box for file in manifest.files.values() for box in file.boxes)
+        return Checkpoint(step=step, generation=manifest.generation, path=folder, boxes=boxes)
+    return None
+
+
+def read_manifest(folder: Path) -> CheckpointManifest:
+    """What a checkpoint holds. Raises CorruptSnapshot unless it is complete and as completed."""
+    try:
+        encoded = (folder / MANIFEST).read_bytes()
+        marker = (folder / COMPLETE).read_text().strip()
+        if marker != f"{digest(encoded):016x}":
+            raise CorruptSnapshot("the manifest is not the one completed", where=str(folder))
+        return msgspec.json.decode(encoded, type=CheckpointManifest)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CorruptSnapshot(f"checkpoint unreadable: {error}", where=str(folder)) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Header:
+    """Of a safetensors file: box -> digest; box -> (shape, start of its bytes in the file)."""
+
+    boxes: Mapping[str, int]
+    at: Mapping[str, tuple[tuple[int, ...], int]]
+
+
+def _read_header(path: Path) -> _Header:
+    try:
+        with open(path, "rb") as file:
+            (length,) = _HEADER_LENGTH.unpack(file.read(_HEADER_LENGTH.size))
+            if length > _LONGEST_HEADER_BYTES:
+                raise CorruptSnapshot("header length is absurd", where=str(path))
+            header = json.loads(file.read(length))
+        start = _HEADER_LENGTH.size + length
+        boxes, at = {}, {}
+        for key, value in header.pop("__metadata__").items():
+            if key.startswith("digest/"):
+                name = key.removeprefix("digest/")
+                weight = header[f"{KINDS[0]}/{name}"]
+                boxes[name] = int(value, 16)
+                at[name] = (tuple(weight["shape"]), start + weight["data_offsets"][0])
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise CorruptSnapshot(f"cannot read the header: {error!r}", where=str(path)) from error
+    return _Header(boxes=boxes, at=at)
+
+
+class Reader:
+    """Reads boxes of one checkpoint, headers once. Every box is checked against its digest."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is one step's. Raises CorruptSnapshot when it is no complete checkpoint."""
+        self._folder = folder
+        self.manifest = read_manifest(folder)
+        self._file_of = {
+            box: name for name, file in self.manifest.files.items() for box in file.boxes
+        }
+        self._headers: dict[str, _Header] = {}
+
+    def read(self, box: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Weight, moment1 and moment2 of a box. Raises CorruptSnapshot."""
+        name = self._file_of.get(box)
+        if name is None:
+            raise CorruptSnapshot(f"box {box} is in no file", where=str(self._folder))
+        path = self._folder / name
+        header = self._headers.get(name)
+        if header is None:
+            header = self._headers[name] = _read_header(path)
+        if box not in header.at:
+            raise CorruptSnapshot(f"box {box} is not in its file", where=str(path))
+        shape, offset = header.at[box]
+        data = np.empty((len(KINDS), *shape), dtype=np.float32)
+        raw = data.data.cast("B")
+        try:
+            with open(path, "rb") as file:
+                file.seek(offset)
+                got = file.readinto(raw)
+        except OSError as error:
+            raise CorruptSnapshot(f"cannot read {box}: {error}", where=str(path)) from error
+        if got != len(raw) or digest(raw) != header.boxes[box]:
+            raise CorruptSnapshot(f"box {box} has other bytes than were written", where=str(path))
+        return data[0], data[1], data[2]
+
+
+def read_box(folder: Path, box: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One box of a complete checkpoint: weight, moment1, moment2. Raises CorruptSnapshot."""
+    return Reader(folder).read(box)
+
+
+def verify(directory: Path, step: int) -> list[str]:
+    """What is wrong with a checkpoint, file by file; empty when every byte is as written."""
+    folder = step_directory(directory, step)
+    try:
+        manifest = read_manifest(folder)
+    except CorruptSnapshot as error:
+        return [str(error)]
+    problems = []
+    for name, stored in manifest.files.items():
+        path = folder / name
+        total = xxhash.xxh3_64()
+        try:
+            with open(path, "rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    total.update(chunk)
+        except OSError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        if total.hexdigest() != stored.digest:
+            problems.append(f"{name}: digest {total.hexdigest()}, written as {stored.digest}")
+    return problems
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise CheckpointFailed(
+            "a reported file is not there", where=str(path), why=str(error)
+        ) from error
+
+
+def _step_of(folder: Path) -> int | None:
+    number = folder.name.removeprefix("step-")
+    return int(number) if number.isdigit() else None
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,384 @@
+"""The agent: one per node. Dials the controller, obeys it, and answers for its workers.
+
+It owns the node's snapshot memory, starts a zygote and through it one worker per slot, and turns
+the controller's words to the node into words to each worker, and their answers into the node's. It
+decides nothing about the run, and imports no torch. When it has not heard from the controller for
+the lease it ends its workers and itself.
+
+    python -m sailor.runtime.agent --node NAME --zone Z --machine-type T --slots K
+        --controller HOST:PORT --identity DIR [--host ADDRESS] [--memory-bytes N] [--log FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sailor.checkpoint.arena import open_arena
+from sailor.checkpoint.replicate import BULK_DECODER, serve_bulk
+from sailor.errors import SailorError
+from sailor.log import Stamp, configure_log
+from sailor.parallel.layout import WorkerId
+from sailor.runtime import messages as m
+from sailor.runtime.identity import Identity, load_identity
+from sailor.runtime.keeper import Keeper
+from sailor.runtime.nursery import Child, Nursery, NurseryFailed
+from sailor.runtime.tenure import Tenure
+from sailor.runtime.transport import Link, LinkClosed, address_of, connect, listen
+from sailor.runtime.watchdog import ProgressPage
+from sailor.runtime.worker_link import Grant
+
+log = logging.getLogger(__name__)
+
+FIRST_CONTACT_S = 120.0  # how long to look for a controller that has never answered
+_DIAL_S = 3.0
+_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+_BUFFERED = 1024  # messages kept for a controller that is away; the oldest go first
+_NOTICE_S = 30.0  # what a SIGTERM is worth: what clouds give between it and the end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentSettings:
+    """What an agent is told at its start."""
+
+    node: str
+    zone: str
+    machine_type: str
+    slots: int
+    controller: tuple[str, int]
+    identity: Identity
+    host: str
+    memory_bytes: int | None
+
+
+class Agent:
+    """One node's agent. ``run`` returns when it was told to go, or its lease ran out."""
+
+    def __init__(self, settings: AgentSettings, *, stamp: Stamp) -> None:
+        self.settings = settings
+        self._stamp = stamp
+        self._link: Link | None = None
+        self._welcome: m.Welcome | None = None
+        self._heard_at = time.monotonic()
+        self._unsent: deque[m.Message] = deque(maxlen=_BUFFERED)
+        self._store_requests: dict[int, tuple[Child, m.StoreGet]] = {}
+        self._request_count = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._notices = 0
+        self._bulk_address = ("", 0)
+
+    async def run(self) -> str:
+        """Serve the run. Returns why it ended; nothing of this node is left then.
+
+        Raises NurseryFailed when no worker can be started.
+        """
+        arena = open_arena(
+            run=self.settings.identity.run,
+            node=self.settings.node,
+            budget_bytes=self.settings.memory_bytes,
+        )
+        page = ProgressPage.create(arena.directory / "progress", slots=self.settings.slots)
+        self.keeper = Keeper(arena, node=self.settings.node, grant=self._grant)
+        self.nursery = Nursery(
+            node=self.settings.node,
+            slots=self.settings.slots,
+            page=page,
+            on_message=self._on_worker,
+            on_up=self._on_up,
+            on_lost=self._on_lost,
+        )
+        self.tenure = Tenure(
+            settings=self.settings, keeper=self.keeper, nursery=self.nursery, tell=self.tell,
+            beside=self.beside,
+        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        loop.add_signal_handler(signal.SIGINT, self.leave, "interrupted")
+        bulk: asyncio.Server | None = None
+        try:
+            bulk = await listen(
+                self.settings.host,
+                0,
+                identity=self.settings.identity,
+                decoder=BULK_DECODER,
+                on_link=lambda link: serve_bulk(link, self.keeper),
+            )
+            self._bulk_address = address_of(bulk)
+            await self.nursery.start()
+            self.beside(self._serve_controller())
+            self.beside(self._keep_lease())
+            self.nursery.failed.add_done_callback(self._nursery_failed)
+            return await self._leaving
+        finally:
+            self.tenure.close()
+            for task in self._tasks:
+                task.cancel()
+            if bulk is not None:
+                bulk.close()
+            await self.nursery.end()
+            if self._link is not None:
+                self._link.abort()
+            arena.destroy()
+
+    def _nursery_failed(self, failed: asyncio.Future[None]) -> None:
+        if not failed.cancelled() and not self._leaving.done():
+            self._leaving.set_exception(failed.exception() or NurseryFailed("ended"))
+
+    def leave(self, reason: str) -> None:
+        """End the workers and this process, in order."""
+        if not self._leaving.done():
+            self._leaving.set_result(reason)
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the loop that hears the controller. A failure ends the agent."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._beside_done)
+
+    def _beside_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background work failed", exc_info=error)
+            self.leave(f"internal error: {error!r}")
+
+    def _on_sigterm(self) -> None:
+        self._notices += 1
+        if self._notices > 1 or self._link is None:
+            self.leave("terminated")
+            return
+        log.warning("SIGTERM: taken for a notice; a second one ends this agent")
+        self.beside(
+            self.tell(m.NoticeSeen(node=self.settings.node, seconds=_NOTICE_S, source="SIGTERM"))
+        )
+
+    # The controller
+
+    async def tell(self, message: m.Message) -> None:
+        """Send to the controller, or keep it until the controller is back."""
+        link = self._link
+        if link is not None:
+            with contextlib.suppress(LinkClosed):
+                await link.send(message)
+                return
+        if isinstance(message, m.Stepped | m.Snapshotted | m.Persisted | m.Finished | m.Diverged):
+            self._unsent.append(message)
+
+    async def _serve_controller(self) -> None:
+        """Dial, say hello, obey; again when the link breaks, as long as the lease runs."""
+        failures = 0
+        while True:
+            try:
+                link = await connect(
+                    *self.settings.controller,
+                    identity=self.settings.identity,
+                    decoder=m.decoder(m.ToAgent),
+                    deadline_s=_DIAL_S,
+                )
+                await self._obey(link)
+                failures = 0
+            except LinkClosed as error:
+                log.log(logging.INFO if failures else logging.WARNING, "no controller: %s", error)
+            self._link = None
+            self._fail_store_requests()
+            await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+            failures += 1
+
+    async def _obey(self, link: Link) -> None:
+        """One connection to the controller, from Hello to its end. Raises LinkClosed."""
+        host, port = self._bulk_address
+        await link.send(
+            m.Hello(
+                generation=self.tenure.generation,
+                node=self.settings.node,
+                zone=self.settings.zone,
+                machine_type=self.settings.machine_type,
+                pid=os.getpid(),
+                host=host,
+                port=port,
+                workers=self.nursery.statuses(),
+                holdings=self.keeper.holdings(),
+            )
+        )
+        try:
+            while True:
+                message = await link.receive()
+                self._heard_at = time.monotonic()
+                if isinstance(message, m.Welcome):
+                    await self._welcomed(message, link)
+                else:
+                    await self._on_controller(message)
+        finally:
+            link.abort()
+
+    async def _welcomed(self, welcome: m.Welcome, link: Link) -> None:
+        self._welcome, self._link = welcome, link
+        self.tenure.settled(welcome.settings)
+        self.beside(self._heartbeats(link, welcome.heartbeat_s))
+        while self._unsent:
+            await link.send(self._unsent.popleft())
+
+    async def _on_controller(self, message: Any) -> None:
+        match message:
+            case m.Beat():
+                self.keeper.committed = message.committed if message.committed >= 0 else None
+            case m.Refused():
+                self.leave(f"refused: {message.reason}")
+            case m.Shutdown():
+                self.leave(f"shut down: {message.reason}")
+            case m.StoreValues():
+                await self._store_answered(message)
+            case _:
+                await self.tenure.obey(message)
+                self._stamp.generation = self.tenure.generation
+
+    async def _heartbeats(self, link: Link, every_s: float) -> None:
+        with contextlib.suppress(LinkClosed):
+            while self._link is link:
+                await link.send(
+                    m.Heartbeat(
+                        generation=self.tenure.generation,
+                        node=self.settings.node,
+                        workers=self.nursery.statuses(),
+                    )
+                )
+                await asyncio.sleep(every_s)
+
+    async def _keep_lease(self) -> None:
+        """Fence this node when the controller has been silent too long."""
+        while True:
+            lease_s = self._welcome.lease_s if self._welcome is not None else FIRST_CONTACT_S
+            left = self._heard_at + lease_s - time.monotonic()
+            if left <= 0:
+                self.leave(f"no word from the controller for {lease_s:.1f} s")
+                return
+            await asyncio.sleep(min(left, 0.5))
+
+    # Workers
+
+    async def _on_worker(self, child: Child, message: Any) -> None:
+        match message:
+            case m.StoreSet():
+                await self.tell(message)
+            case m.StoreGet():
+                self._request_count += 1
+                self._store_requests[self._request_count] = (child, message)
+                link = self._link
+                if link is None:
+                    self._fail_store_requests()
+                else:
+                    await self.tell(
+                        m.StoreGet(
+                            generation=message.generation,
+                            request=self._request_count,
+                            keys=message.keys,
+                            seconds=message.seconds,
+                        )
+                    )
+            case _:
+                await self.tenure.heard(child, message)
+
+    async def _store_answered(self, answer: m.StoreValues) -> None:
+        asked = self._store_requests.pop(answer.request, None)
+        if asked is not None:
+            child, request = asked
+            await send(
+                child,
+                m.StoreValues(
+                    generation=answer.generation, request=request.request, values=answer.values
+                ),
+            )
+
+    def _fail_store_requests(self) -> None:
+        """The controller is gone: nobody will answer."""
+        for request in list(self._store_requests):
+            self.beside(self._store_answered(m.StoreValues(request=request, values=())))
+
+    async def _on_up(self, child: Child) -> None:
+        await self.tell(m.WorkerUp(node=self.settings.node, worker=child.worker, pid=child.pid))
+
+    async def _on_lost(self, child: Child, cause: str, silent_s: float) -> None:
+        lost = m.WorkerLost(
+            generation=child.generation,
+            node=self.settings.node,
+            worker=child.worker,
+            cause=cause,
+            silent_s=silent_s,
+        )
+        await self.tell(lost)
+        await self.tenure.lost(child)
+
+    def _grant(self, worker: WorkerId, generation: int, segment: str) -> None:
+        child = self.nursery.children.get(worker)
+        if child is not None:
+            self.beside(send(child, Grant(generation=generation, segment=segment)))
+
+
+async def send(child: Child, message: m.Message) -> None:
+    """To a worker; if it is gone, its end is reported elsewhere."""
+    with contextlib.suppress(LinkClosed):
+        await child.link.send(message)
+
+
+def parse_arguments(arguments: list[str]) -> tuple[AgentSettings, Path | None]:
+    """Settings, and the log file. Exits with usage (2) on anything wrong."""
+    parser = argparse.ArgumentParser(prog="python -m sailor.runtime.agent")
+    for name in ("node", "zone", "machine-type", "controller", "identity"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--slots", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--memory-bytes", type=int)
+    parser.add_argument("--log", type=Path)
+    parsed = parser.parse_args(arguments)
+    host, _, port = parsed.controller.rpartition(":")
+    if not host or not port.isdigit():
+        parser.error(f"--controller wants HOST:PORT, not {parsed.controller!r}")
+    if parsed.slots < 1:
+        parser.error("--slots must be at least 1")
+    try:
+        identity = load_identity(Path(parsed.identity))
+    except OSError as error:
+        parser.error(str(error))
+    settings = AgentSettings(
+        node=parsed.node,
+        zone=parsed.zone,
+        machine_type=parsed.machine_type,
+        slots=parsed.slots,
+        controller=(host, int(port)),
+        identity=identity,
+        host=parsed.host,
+        memory_bytes=parsed.memory_bytes,
+    )
+    return settings, parsed.log
+
+
+def main() -> int:
+    """Exit code: 0 told to go, 1 could not serve."""
+    settings, log_file = parse_arguments(sys.argv[1:])
+    configure_log(stamp := Stamp(who=settings.node), file=log_file)
+
+    async def serve() -> str:
+        return await Agent(settings, stamp=stamp).run()
+
+    try:
+        reason = asyncio.run(serve())
+    except (NurseryFailed, SailorError, OSError) as error:
+        log.critical("cannot serve: %s", error)
+        return 1
+    log.info("left: %s", reason)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""What becomes of a node's verified snapshots: copies in peers' memory, files that last.
+
+Both run beside training and from pinned segments; both may fail without harm to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sailor.checkpoint.placement import needing_copies
+from sailor.checkpoint.replicate import Push, Replicator
+from sailor.checkpoint.segment import CorruptSnapshot
+from sailor.checkpoint.store import CheckpointFailed, write_part
+from sailor.parallel.boxes import Box
+from sailor.parallel.layout import Layout, WorkerId
+from sailor.runtime import messages as m
+from sailor.runtime.identity import Identity
+from sailor.runtime.keeper import Keeper
+
+log = logging.getLogger(__name__)
+
+
+class Custody:
+    """Copies and durable files of one node. ``directory`` is the run's checkpoints."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        identity: Identity,
+        keeper: Keeper,
+        tell: Callable[[m.Message], Awaitable[None]],
+        beside: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self.directory = Path()
+        self._node = node
+        self._identity = identity
+        self._keeper = keeper
+        self._tell = tell
+        self._beside = beside
+        self._replicators: dict[str, tuple[Replicator, asyncio.Task[None]]] = {}
+        self._copied: Mapping[int, tuple[Box, ...]] = {}  # rank -> boxes that need copies
+        self._writing = asyncio.Lock()  # one checkpoint at a time
+        self._written: dict[tuple[int, int], m.Persisted] = {}
+
+    # Copies
+
+    def serve(self, layout: Layout, prepare: m.Prepare) -> None:
+        """From now on copy what this layout needs copied, to the peers that keep it."""
+        for _, task in self._replicators.values():
+            task.cancel()
+        self._replicators = {}
+        self._copied = needing_copies(layout)
+        for peer in prepare.copies.get(self._node, ()):
+            address = prepare.peers.get(peer)
+            if address is None:
+                log.warning("no address of %s, which was to keep copies", peer)
+                continue
+            replicator = Replicator(
+                peer,
+                address,
+                identity=self._identity,
+                shelf=self._keeper,
+                on_copied=self._on_copied,
+            )
+            self._replicators[peer] = (replicator, asyncio.ensure_future(replicator.run()))
+
+    def stop(self) -> None:
+        """Copy nothing any more."""
+        for _, task in self._replicators.values():
+            task.cancel()
+
+    def copy(self, snapshot: m.SnapshotId, layout: Layout) -> None:
+        """A snapshot was verified: its boxes that no other node has go to the peers."""
+        rank = layout.rank_of(snapshot.worker)
+        boxes = self._copied.get(rank, ()) if rank is not None else ()
+        if not boxes:
+            return
+        names = tuple(box.name for box in boxes)
+        for replicator, _ in self._replicators.values():
+            replicator.offer(Push(snapshot=snapshot, boxes=names))
+
+    def _on_copied(self, peer: str, snapshot: m.SnapshotId, boxes: int, num_bytes: int) -> None:
+        self._beside(
+            self._said(
+                m.Snapshotted(
+                    generation=snapshot.generation,
+                    node=self._node,
+                    snapshot=snapshot,
+                    boxes=boxes,
+                    bytes=num_bytes,
+                    stall_s=0.0,
+                    peer=peer,
+                )
+            )
+        )
+
+    async def _said(self, message: m.Message) -> None:
+        await self._tell(message)
+
+    # Durable files
+
+    async def persist(
+        self,
+        layout: Layout,
+        generation: int,
+        step: int,
+        snapshots: Mapping[WorkerId, m.SnapshotId],
+    ) -> None:
+        """Write this node's part of the checkpoint of a step, once, and report it, every time."""
+        async with self._writing:
+            report = self._written.get((generation, step))
+            if report is None or report.error:
+                report = await self._write(layout, generation, step, snapshots)
+                self._written = {(generation, step): report}
+        await self._tell(report)
+
+    async def _write(
+        self,
+        layout: Layout,
+        generation: int,
+        step: int,
+        snapshots: Mapping[WorkerId, m.SnapshotId],
+    ) -> m.Persisted:
+        files: dict[str, str] = {}
+        written: list[str] = []
+        error = ""
+        try:
+            for worker, boxes in boxes_to_write(layout, node=self._node).items():
+                with ExitStack() as held:
+                    segment = held.enter_context(self._keeper.pinned(snapshots[worker]))
+                    name = f"{worker.node}-{worker.slot}"
+                    write = partial(
+                        write_part,
+                        self.directory,
+                        step=step,
+                        name=name,
+                        sources=[(segment, boxes)],
+                    )
+                    files[f"{name}.safetensors"] = await asyncio.to_thread(write)
+                written += boxes
+        except KeyError as failure:
+            error = f"no verified snapshot of step {step} by {failure}"
+        except (CheckpointFailed, CorruptSnapshot) as failure:
+            error = failure.render()
+        if error:
+            log.error("checkpoint of step %d: %s", step, error)
+        return m.Persisted(
+            generation=generation,
+            node=self._node,
+            step=step,
+            files=files,
+            boxes=tuple(written),
+            error=error,
+        )
+
+
+def boxes_to_write(layout: Layout, *, node: str) -> dict[WorkerId, tuple[str, ...]]:
+    """Which boxes each worker of a node writes: those of which it is the lowest owner.
+
+    So every box of the model is in exactly one file.
+    """
+    chosen: dict[WorkerId, list[str]] = {}
+    for box, owners in layout.owners.items():
+        worker = layout.workers[owners[0]]
+        if worker.node == node:
+            chosen.setdefault(worker, []).append(box.name)
+    return {worker: tuple(names) for worker, names in chosen.items()}

@@ -1,0 +1,34 @@
+"""Three facts of a Linux process that the runtime depends on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent ends, however it ends. Exits at once if it already has.
+
+    The kernel watches the parent's *thread* that started us: it must be one that lives as long as
+    its process, the main thread.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def num_threads() -> int:
+    """Threads of this process, those of native libraries included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def describe_exit(status: int) -> str:
+    """'killed by SIGKILL' or 'exit status 1', of what os.waitstatus_to_exitcode gives."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}"

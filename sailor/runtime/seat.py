@@ -1,0 +1,153 @@
+"""A worker's part in one generation: its trainer, its groups and the segments it may write.
+
+What moves state in and out of the trainer is here: taking boxes from where the controller said,
+and copying them into snapshot memory. When to do either is the worker's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from sailor.checkpoint.segment import CorruptSnapshot, Segment
+from sailor.checkpoint.store import Reader
+from sailor.parallel.boxes import Box
+from sailor.parallel.comm import Communicator
+from sailor.parallel.layout import Layout
+from sailor.parallel.state import BoxTensors
+from sailor.runtime.messages import RunSettings, StepRecord
+from sailor.runtime.worker_link import LocalSource
+from sailor.training.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+KEPT_RECORDS = 64
+
+ReadBox = Callable[[Box], tuple[torch.Tensor, ...]]
+
+
+@dataclass(kw_only=True, eq=False)
+class Seat:
+    """One rank of one generation. ``step`` is the last one applied, -1 while it has no state."""
+
+    generation: int
+    settings: RunSettings
+    layout: Layout
+    rank: int
+    trainer: Trainer
+    groups: Mapping[str, Communicator]
+    segments: Mapping[str, Segment]
+    abort: threading.Event  # leave whatever is under way
+    stop: threading.Event = field(default_factory=threading.Event)  # vote for a stop
+    grants: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+    records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
+    step: int = -1
+    snapshot_step: int = -1  # newest step copied into a segment
+    skipped: int = 0  # snapshots that found no segment free
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The boxes of this rank."""
+        return self.layout.boxes[self.rank]
+
+    def leave(self) -> None:
+        """Give up the groups for good; does not block."""
+        self.abort.set()
+        for group in self.groups.values():
+            group.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A copy that was just made."""
+
+    segment: str
+    stall_s: float
+
+
+def write_snapshot(seat: Seat, *, wait_s: float) -> Snapshot | None:
+    """Copy the seat's boxes, as they are after its step, into a granted segment.
+
+    Waits at most ``wait_s`` for a grant. None when there was none: the snapshot is skipped.
+    """
+    began = time.monotonic()
+    try:
+        path = seat.grants.get(timeout=wait_s) if wait_s > 0 else seat.grants.get_nowait()
+    except queue.Empty:
+        seat.skipped += 1
+        return None
+    segment = seat.segments[path]
+    segment.begin(generation=seat.generation, step=seat.step)
+    for box, tensors in seat.trainer.state.items():
+        for array, tensor in zip(segment.arrays(box.name), _kinds(tensors), strict=True):
+            torch.from_numpy(array).copy_(tensor)
+    segment.finish()
+    seat.snapshot_step = seat.step
+    return Snapshot(segment=path, stall_s=time.monotonic() - began)
+
+
+def take_boxes(new: Seat, sources: Iterable[LocalSource], *, step: int, old: Seat | None) -> int:
+    """Fill every box of a new seat from its source. Returns the bytes moved.
+
+    Everything that comes from memory or disk is checked against the digest it was sealed with.
+    Raises CorruptSnapshot, or ValueError when sources and boxes do not match.
+    """
+    wanted = {box.name: box for box in new.boxes}
+    moved = 0
+    for source in sources:
+        boxes = [wanted.pop(name) for name in source.boxes if name in wanted]
+        if len(boxes) != len(source.boxes):
+            raise ValueError(f"a {source.tier} source names boxes of somebody else")
+        if source.tier == "init":
+            new.trainer.initialise(boxes)
+            continue
+        with _reading(source, step=step, old=old) as read:
+            for box in boxes:
+                for target, value in zip(_kinds(new.trainer.state[box]), read(box), strict=True):
+                    target.copy_(value)
+                moved += box.num_bytes
+    if wanted:
+        raise ValueError(f"no source for {len(wanted)} boxes, {min(wanted)} for one")
+    return moved
+
+
+@contextmanager
+def _reading(source: LocalSource, *, step: int, old: Seat | None) -> Iterator[ReadBox]:
+    match source.tier:
+        case "live":
+            if old is None or old.step != step:
+                at = "nothing" if old is None else f"step {old.step}"
+                raise ValueError(f"asked to keep step {step} but holds {at}")
+            state = old.trainer.state
+            yield lambda box: _kinds(state[box])
+        case "segment":
+            segment = Segment.attach(Path(source.path))
+            segment.check_seal()
+            if segment.snapshot.step != step:
+                raise CorruptSnapshot(f"not of step {step}", where=str(segment))
+
+            def from_segment(box: Box) -> tuple[torch.Tensor, ...]:
+                segment.check(box.name)
+                return tuple(torch.from_numpy(array) for array in segment.arrays(box.name))
+
+            yield from_segment
+        case "disk":
+            reader = Reader(Path(source.path))
+            if reader.manifest.step != step:
+                raise CorruptSnapshot(f"not of step {step}", where=source.path)
+            yield lambda box: tuple(torch.from_numpy(array) for array in reader.read(box.name))
+        case tier:
+            raise ValueError(f"unknown tier {tier!r}")
+
+
+def _kinds(tensors: BoxTensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return tensors.weight, tensors.moment1, tensors.moment2

@@ -1,0 +1,444 @@
+"""A node's part in the generations of a run: words to the node become words to its workers.
+
+For every generation it is told to prepare it knows which of its workers sit where, and who has
+answered what. When all have, the node answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from sailor.checkpoint.arena import OutOfSnapshotMemory
+from sailor.checkpoint.replicate import TransferFailed, fetch
+from sailor.checkpoint.segment import CorruptSnapshot, shapes_of
+from sailor.parallel.boxes import total_bytes
+from sailor.parallel.layout import Layout, WorkerId
+from sailor.runtime import messages as m
+from sailor.runtime.custody import Custody
+from sailor.runtime.identity import Identity
+from sailor.runtime.keeper import Keeper
+from sailor.runtime.nursery import Child, Nursery
+from sailor.runtime.transport import LinkClosed
+from sailor.runtime.worker_link import (
+    Applied,
+    Build,
+    Built,
+    CouldNot,
+    Done,
+    LocalSource,
+    Stood,
+    Take,
+    Took,
+    WantSegment,
+    Written,
+)
+
+log = logging.getLogger(__name__)
+
+GROUP_TIMEOUT_S = 20.0  # of a group's set-up and of its operations; only bounds what a halt leaves
+
+
+_REMEMBERED_STEPS = 4
+
+
+class CannotTake(Exception):
+    """A worker cannot get its boxes from where it was told to."""
+
+
+class NodeFacts(Protocol):
+    """What a tenure needs of the agent's settings."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def identity(self) -> Identity: ...
+
+
+@dataclass(kw_only=True, eq=False)
+class Part:
+    """This node's part of one generation. Sets hold the workers that have answered."""
+
+    prepare: m.Prepare
+    layout: Layout
+    workers: tuple[WorkerId, ...]  # of this node, in rank order
+    built: set[WorkerId] = field(default_factory=set)
+    taking: dict[WorkerId, asyncio.Future[Took]] = field(default_factory=dict)
+    done: set[WorkerId] = field(default_factory=set)
+    stood: dict[WorkerId, Stood] = field(default_factory=dict)
+    halt: m.Halt | None = None  # not answered yet
+    sealing: int = 0  # snapshots written but not verified yet
+    snapshots: dict[int, dict[WorkerId, m.SnapshotId]] = field(default_factory=dict)  # by step
+
+    def rank_of(self, worker: WorkerId) -> int:
+        """The rank of one of ``workers``."""
+        return self.layout.workers.index(worker)
+
+
+class Tenure:
+    """All generations this node is in or preparing."""
+
+    def __init__(
+        self,
+        *,
+        settings: NodeFacts,
+        keeper: Keeper,
+        nursery: Nursery,
+        tell: Callable[[m.Message], Awaitable[None]],
+        beside: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._facts = settings
+        self._keeper = keeper
+        self._nursery = nursery
+        self._tell = tell
+        self._beside = beside
+        self._parts: dict[int, Part] = {}
+        self._run: m.RunSettings | None = None
+        self._custody = Custody(
+            node=settings.node, identity=settings.identity, keeper=keeper, tell=tell, beside=beside
+        )
+        self.generation = 0  # the one that trains or trained last here
+
+    def settled(self, run: m.RunSettings) -> None:
+        """The controller has said what run this is."""
+        self._run = run
+        self._custody.directory = Path(run.checkpoint_directory)
+
+    def close(self) -> None:
+        """The agent leaves: nothing is copied any more."""
+        self._custody.stop()
+
+    async def obey(self, message: Any) -> None:
+        """A word of the controller to this node about a generation."""
+        match message:
+            case m.Prepare():
+                self._beside(self._prepare(message))
+            case m.Halt():
+                await self._halt(message)
+            case m.Switch():
+                self._beside(self._switch(message))
+            case m.Go():
+                await self._go(message)
+            case m.Drop():
+                await self._drop(message)
+            case _:
+                log.warning("%s is not for an agent", type(message).__name__)
+
+    async def heard(self, child: Child, message: Any) -> None:
+        """A word of one of this node's workers."""
+        generation = message.generation
+        part = self._parts.get(generation)
+        match message:
+            case m.Diverged():
+                await self._tell(message)
+            case CouldNot():
+                await self._on_could_not(part, child, message)
+            case WantSegment():
+                self._beside(self._keeper.want(child.worker, generation))
+            case _ if part is None:
+                log.debug("%s of %s: generation is over", type(message).__name__, child.worker)
+            case Built():
+                part.built.add(child.worker)
+                if part.built >= set(part.workers):
+                    await self._tell(m.Prepared(generation=generation, node=self._facts.node))
+            case Took():
+                await self._on_took(part, child, message)
+            case Applied():
+                await self._tell(
+                    m.Stepped(generation=generation, node=self._facts.node, record=message.record)
+                )
+            case Written():
+                part.sealing += 1
+                self._beside(self._seal(part, child, message))
+            case Stood():
+                part.stood[child.worker] = message
+                await self._answer_halt(part)
+            case Done():
+                part.done.add(child.worker)
+                if part.done >= set(part.workers):
+                    finished = m.Finished(
+                        generation=generation, node=self._facts.node, step=message.step
+                    )
+                    await self._tell(finished)
+
+    async def lost(self, child: Child) -> None:
+        """A worker is gone; what waited for it must not."""
+        for generation, part in list(self._parts.items()):
+            if child.worker in part.workers:
+                self._keeper.close_seat(child.worker, generation)
+                taking = part.taking.get(child.worker)
+                if taking is not None and not taking.done():
+                    taking.set_exception(CannotTake(f"worker {child.worker} died"))
+                await self._answer_halt(part)
+
+    # Prepare and drop
+
+    async def _prepare(self, prepare: m.Prepare) -> None:
+        run = self._run
+        assert run is not None
+        layout = Layout(
+            plan=prepare.plan, spec=run.spec, pieces=run.pieces, workers=prepare.workers
+        )
+        mine = tuple(w for w in layout.workers if w.node == self._facts.node)
+        part = Part(prepare=prepare, layout=layout, workers=mine)
+        self._parts[prepare.generation] = part
+        missing = [w for w in mine if w not in self._nursery.children]
+        if missing:
+            await self._fail(prepare.generation, f"worker {missing[0]} does not live")
+            return
+        try:
+            for worker in mine:
+                segments = await self._keeper.allocate(
+                    worker, prepare.generation, shapes_of(layout.boxes[part.rank_of(worker)])
+                )
+                build = Build(
+                    generation=prepare.generation,
+                    settings=run,
+                    plan=prepare.plan,
+                    workers=prepare.workers,
+                    segments=segments,
+                    host=self._facts.host,
+                    timeout_s=GROUP_TIMEOUT_S,
+                )
+                if prepare.generation not in self._parts:  # dropped meanwhile
+                    self._keeper.close_seat(worker, prepare.generation)
+                    return
+                await self._send(worker, build)
+        except OutOfSnapshotMemory as error:
+            log.error("%s", error.render())
+            await self._fail(prepare.generation, str(error))
+
+    async def _drop(self, drop: m.Drop) -> None:
+        part = self._parts.pop(drop.generation, None)
+        if part is None:
+            return
+        for worker in part.workers:
+            await self._send(worker, drop)
+            child = self._nursery.children.get(worker)
+            if child is None or child.generation != drop.generation:
+                self._keeper.close_seat(worker, drop.generation)
+
+    async def _fail(self, generation: int, reason: str) -> None:
+        log.warning("generation %d: %s", generation, reason)
+        await self._tell(
+            m.TransitionFailed(generation=generation, node=self._facts.node, reason=reason)
+        )
+
+    # Halt
+
+    async def _halt(self, halt: m.Halt) -> None:
+        part = self._parts.get(halt.generation)
+        seated = self._seated(part)
+        if part is None or not seated:
+            await self._tell(self._halted(halt.generation, ()))
+            return
+        part.halt = halt
+        part.stood.clear()
+        for worker in seated:
+            await self._send(worker, halt)
+
+    def _seated(self, part: Part | None) -> list[WorkerId]:
+        """Living workers that sit in the part's generation."""
+        if part is None:
+            return []
+        children = self._nursery.children
+        return [
+            w
+            for w in part.workers
+            if w in children and children[w].generation == part.prepare.generation
+        ]
+
+    async def _answer_halt(self, part: Part) -> None:
+        """If all that live stand, and what they wrote is verified: say so."""
+        halt = part.halt
+        if halt is None or part.sealing or not part.stood.keys() >= set(self._seated(part)):
+            return
+        part.halt = None
+        records = max((s.records for s in part.stood.values()), key=len, default=())
+        await self._tell(self._halted(halt.generation, records))
+        steps = {stood.step for stood in part.stood.values() if stood.step >= 0}
+        if halt.persist and len(steps) == 1:
+            step = steps.pop()
+            snapshots = part.snapshots.get(step, {})
+            self._beside(self._custody.persist(part.layout, halt.generation, step, snapshots))
+
+    def _halted(self, generation: int, records: tuple[m.StepRecord, ...]) -> m.Halted:
+        part = self._parts.get(generation)
+        steps = {w: s.step for w, s in part.stood.items()} if part is not None else {}
+        statuses = tuple(
+            m.WorkerStatus(
+                worker=status.worker,
+                pid=status.pid,
+                step=steps.get(status.worker, -1),
+                doing=status.doing,
+                peak_bytes=status.peak_bytes,
+            )
+            for status in self._nursery.statuses()
+        )
+        return m.Halted(
+            generation=generation,
+            node=self._facts.node,
+            workers=statuses,
+            holdings=self._keeper.holdings(),
+            records=records,
+        )
+
+    # Switch and go
+
+    async def _switch(self, switch: m.Switch) -> None:
+        part = self._parts.get(switch.generation)
+        if part is None:
+            await self._fail(switch.generation, "was not prepared here")
+            return
+        began = time.monotonic()
+        took = await asyncio.gather(
+            *(self._switch_worker(part, worker, switch) for worker in part.workers),
+            return_exceptions=True,
+        )
+        for outcome in took:
+            match outcome:
+                case Took():
+                    pass
+                case CannotTake() | TransferFailed() | CorruptSnapshot() | OutOfSnapshotMemory():
+                    await self._fail(switch.generation, f"{type(outcome).__name__}: {outcome}")
+                    return
+                case BaseException():
+                    raise outcome
+        await self._tell(
+            m.Switched(
+                generation=switch.generation,
+                node=self._facts.node,
+                copy_s=time.monotonic() - began,
+                bytes_moved=sum(t.bytes_moved for t in took if isinstance(t, Took)),
+            )
+        )
+
+    async def _switch_worker(self, part: Part, worker: WorkerId, switch: m.Switch) -> Took:
+        """Bring what a worker needs into this node's memory, tell it, and wait until it has it.
+
+        Raises CannotTake, TransferFailed, CorruptSnapshot, OutOfSnapshotMemory.
+        """
+        with ExitStack() as held:  # what the worker reads stays as it is until it has read it
+            sources = switch.sources.get(str(worker), ())
+            local = [await self._localise(part, source, held) for source in sources]
+            taking: asyncio.Future[Took] = asyncio.get_running_loop().create_future()
+            part.taking[worker] = taking
+            await self._send(
+                worker, Take(generation=switch.generation, step=switch.step, sources=tuple(local))
+            )
+            if worker not in self._nursery.children:
+                raise CannotTake(f"worker {worker} is gone")
+            try:
+                return await taking
+            finally:
+                del part.taking[worker]
+
+    async def _localise(self, part: Part, source: m.Source, held: ExitStack) -> LocalSource:
+        if source.snapshot is None:
+            return LocalSource(tier=source.tier, boxes=source.boxes, path=source.path)
+        if source.node == self._facts.node:
+            try:
+                segment = held.enter_context(self._keeper.pinned(source.snapshot))
+            except KeyError as error:
+                raise CannotTake(f"{error} is not held here") from error
+        else:
+            address = part.prepare.peers.get(source.node)
+            if address is None:
+                raise CannotTake(f"no address of {source.node}")
+            segment = await fetch(
+                address,
+                source.snapshot,
+                source.boxes,
+                identity=self._facts.identity,
+                shelf=self._keeper,
+            )
+            held.callback(self._keeper.discard, segment)
+        return LocalSource(tier="segment", boxes=source.boxes, path=str(segment.path))
+
+    async def _go(self, go: m.Go) -> None:
+        part = self._parts.get(go.generation)
+        if part is None:
+            log.warning("told to go in generation %d, which is not prepared", go.generation)
+            return
+        self.generation = go.generation
+        self._keeper.abandon(generation=go.generation, step=go.step)
+        self._custody.serve(part.layout, part.prepare)
+        for generation in [g for g in self._parts if g < go.generation]:
+            del self._parts[generation]
+        for worker, child in self._nursery.children.items():
+            if worker in part.workers:
+                await self._send(worker, go)
+            elif child.generation:  # it has no role any more: its memory is wanted
+                await self._send(worker, m.Drop(generation=child.generation))
+                self._keeper.close_seat(worker, child.generation)
+                child.generation = 0
+
+    # What workers report
+
+    async def _on_took(self, part: Part, child: Child, took: Took) -> None:
+        child.generation = took.generation
+        self._keeper.open_seat(child.worker, took.generation)
+        taking = part.taking.get(child.worker)
+        if taking is not None and not taking.done():
+            taking.set_result(took)
+
+    async def _on_could_not(self, part: Part | None, child: Child, could_not: CouldNot) -> None:
+        taking = part.taking.get(child.worker) if part is not None else None
+        if taking is None:
+            await self._fail(could_not.generation, f"{child.worker}: {could_not.reason}")
+        elif not taking.done():
+            taking.set_exception(CannotTake(f"{child.worker}: {could_not.reason}"))
+
+    async def _seal(self, part: Part, child: Child, written: Written) -> None:
+        """Verify what a worker wrote; then everything that waited for it."""
+        generation, worker = written.generation, child.worker
+        try:
+            snapshot = await self._keeper.seal(worker, generation, written.segment, written.step)
+        except CorruptSnapshot as error:
+            log.error("snapshot refused: %s", error)
+            return
+        finally:
+            part.sealing -= 1
+            if part.halt is not None:
+                self._beside(self._answer_halt(part))
+        boxes = part.layout.boxes[part.rank_of(worker)]
+        await self._tell(
+            m.Snapshotted(
+                generation=generation,
+                node=self._facts.node,
+                snapshot=snapshot,
+                boxes=len(boxes),
+                bytes=total_bytes(boxes),
+                stall_s=written.stall_s,
+            )
+        )
+        if written.skipped:
+            log.debug("%s has skipped %d snapshots", worker, written.skipped)
+        self._custody.copy(snapshot, part.layout)
+        self._keeper.tidy(self.generation, current=part.workers)
+        at_step = part.snapshots.setdefault(snapshot.step, {})
+        at_step[worker] = snapshot
+        for step in sorted(part.snapshots)[:-_REMEMBERED_STEPS]:
+            del part.snapshots[step]
+        if self._durable(snapshot.step) and at_step.keys() >= set(part.workers):
+            await self._custody.persist(part.layout, generation, snapshot.step, at_step)
+
+    def _durable(self, step: int) -> bool:
+        assert self._run is not None
+        train = self._run.train
+        due = train.persist_every > 0 and step % train.persist_every == 0
+        return due or step == train.total_steps
+
+    async def _send(self, worker: WorkerId, message: m.Message) -> None:
+        child = self._nursery.children.get(worker)
+        if child is not None:
+            with suppress(LinkClosed):
+                await child.link.send(message)

@@ -1,0 +1,166 @@
+"""Telling a worker that waits from one that is stopped. The page they share, and the judgement.
+
+Every worker's control thread writes the time into a page of shared memory several times a second,
+whatever its training thread does. A worker that waits in a collective for a dead peer keeps
+ticking: it is not to blame. One that was stopped (SIGSTOP) or whose interpreter hangs does not tick
+and is ended, for its peers wait for it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+TICK_S = 0.2
+STALE_S = 3.0  # of 15 missed ticks: a loaded machine delays a thread, but not that long
+STOPPED_LOOKS = 2  # looks in a row that must find it stopped: a debugger's pause is shorter
+LOOK_S = 0.25
+
+_SLOT = struct.Struct("<qqqqqq")  # ticked at (ns), moved at (ns), moves, step, doing, device bytes
+_SLOT_BYTES = 64
+
+
+class Doing(IntEnum):
+    """What a worker is at. Names are those of WorkerStatus.doing."""
+
+    idle = 0
+    preparing = 1
+    training = 2
+    halted = 3
+    finished = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """One worker's words. Times are seconds of this machine's monotonic clock."""
+
+    ticked_at: float
+    moved_at: float
+    moves: int
+    step: int
+    doing: Doing
+    device_bytes: int
+
+
+class ProgressPage:
+    """One file, one cache line per slot; its worker writes, the agent reads."""
+
+    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+        """Use ``create`` or ``attach``."""
+        self.path = path
+        self._map = mapping
+
+    @staticmethod
+    def create(path: Path, *, slots: int) -> ProgressPage:
+        """A new page, for the agent."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, slots * _SLOT_BYTES)
+            return ProgressPage(path, mmap.mmap(descriptor, 0))
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def attach(path: Path) -> ProgressPage:
+        """The agent's page, for a worker."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return ProgressPage(path, mmap.mmap(descriptor, 0))
+        finally:
+            os.close(descriptor)
+
+    def read(self, slot: int) -> Progress:
+        """A worker's words as they are now."""
+        ticked, moved, moves, step, doing, device = _SLOT.unpack_from(self._map, slot * _SLOT_BYTES)
+        return Progress(
+            ticked_at=ticked / 1e9,
+            moved_at=moved / 1e9,
+            moves=moves,
+            step=step,
+            doing=Doing(doing),
+            device_bytes=device,
+        )
+
+    def reset(self, slot: int) -> None:
+        """A new worker takes the slot: it counts as ticking from now."""
+        now = time.monotonic_ns()
+        _SLOT.pack_into(self._map, slot * _SLOT_BYTES, now, now, 0, -1, Doing.idle, 0)
+
+
+class Ticker:
+    """A worker's pen for its slot. ``tick`` belongs to one thread, ``move`` to another."""
+
+    def __init__(self, page: ProgressPage, slot: int) -> None:
+        self._map = page._map
+        self._at = slot * _SLOT_BYTES
+        self._moves = 0
+
+    def tick(self) -> None:
+        """I live."""
+        struct.pack_into("<q", self._map, self._at, time.monotonic_ns())
+
+    def move(self, *, step: int, doing: Doing, device_bytes: int = 0) -> None:
+        """The training thread got somewhere."""
+        self._moves += 1
+        struct.pack_into(
+            "<qqqqq", self._map, self._at + 8,
+            time.monotonic_ns(), self._moves, step, doing, device_bytes,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """What the agent saw of one worker. ``stopped_looks``: how often in a row, this one included,
+    the kernel called it stopped."""
+
+    ticked_at: float
+    stopped_looks: int
+
+
+def is_stopped(look: Look, *, now: float, previous_look_at: float) -> bool:
+    """Whether a worker is to be ended for being stopped.
+
+    If we ourselves did not get to look for long (the whole machine paused), its silence proves
+    nothing yet.
+    """
+    if look.stopped_looks >= STOPPED_LOOKS:
+        return True
+    we_were_late = now - previous_look_at > 4 * LOOK_S
+    return now - look.ticked_at > STALE_S and not we_were_late
+
+
+def kernel_state(pid: int) -> str:
+    """The one-letter process state of /proc ("T" is stopped); empty when there is no process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]
+
+
+def peak_bytes(pid: int) -> int:
+    """The largest resident set a process has had (VmHWM); 0 when there is no process."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def stopped_looks(states: Sequence[str]) -> int:
+    """How many of the last states, newest last, are an unbroken run of "T"."""
+    count = 0
+    for state in reversed(states):
+        if state != "T":
+            break
+        count += 1
+    return count

@@ -1,0 +1,403 @@
+"""One worker process: a training thread, a control thread, a builder thread.
+
+The control thread (of this module's ``_Control``) listens to the agent and ticks, whatever the
+others do. The builder prepares the next generation while the present one trains. The main thread
+trains, halts, switches. A worker decides nothing about membership: when a peer is gone it leaves
+the step and waits to be told. It ends with its zygote, hence with its agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from sailor.checkpoint.segment import CorruptSnapshot, Segment
+from sailor.log import Stamp, configure_log
+from sailor.parallel.comm import Aborted, Communicator, build_groups
+from sailor.parallel.layout import Layout, WorkerId
+from sailor.runtime.messages import (
+    Diverged,
+    Drop,
+    Go,
+    Halt,
+    Message,
+    Shutdown,
+    StepRecord,
+    StoreValues,
+)
+from sailor.runtime.process import die_with_parent
+from sailor.runtime.seat import Seat, take_boxes, write_snapshot
+from sailor.runtime.store_client import RemoteStore, StoreRequests
+from sailor.runtime.watchdog import TICK_S, Doing, ProgressPage, Ticker
+from sailor.runtime.worker_link import (
+    Applied,
+    Build,
+    Built,
+    Channel,
+    ChannelClosed,
+    CouldNot,
+    Done,
+    Grant,
+    Ready,
+    Stood,
+    Take,
+    Took,
+    WantSegment,
+    Written,
+)
+from sailor.training.trainer import NotFinite, StepOutcome, Trainer
+
+log = logging.getLogger(__name__)
+
+NICENESS = 5  # the agent stays responsive when every core computes
+GRANT_WAIT_S = 5.0  # for a snapshot that must be: at a halt, or of a step to be durable
+
+
+def run_worker(me: WorkerId, end: socket.socket, *, progress: str) -> None:
+    """Serve the agent at the other end of ``end`` until told to shut down. In a fresh fork."""
+    die_with_parent(os.getppid())
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
+    torch.set_num_threads(1)
+    threading.excepthook = _end_process
+    configure_log(stamp := Stamp(who=str(me)))
+    ticker = Ticker(ProgressPage.attach(Path(progress)), me.slot)
+    Worker(me, Channel(end), ticker, stamp=stamp).run()
+
+
+def _end_process(failure: threading.ExceptHookArgs) -> None:
+    """A worker without one of its threads is no worker."""
+    log.critical(
+        "thread %s failed", failure.thread and failure.thread.name, exc_info=failure.exc_value
+    )
+    logging.shutdown()
+    os._exit(1)
+
+
+class Worker:
+    """The three threads and what they share. Only the main thread touches ``_seat``'s trainer."""
+
+    def __init__(self, me: WorkerId, channel: Channel, ticker: Ticker, *, stamp: Stamp) -> None:
+        self._me = me
+        self._stamp = stamp
+        self._channel = channel
+        self._ticker = ticker
+        self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._builds: queue.SimpleQueue[Build] = queue.SimpleQueue()
+        self._store = StoreRequests(self._channel.send)
+        self._lock = threading.Lock()  # guards the two seats and the aborts of builds
+        self._seat: Seat | None = None
+        self._prepared: Seat | None = None
+        self._building: dict[int, threading.Event] = {}
+
+    # Main thread
+
+    def run(self) -> None:
+        """Until the agent says Shutdown or is gone."""
+        threading.Thread(target=self._control, name="control", daemon=True).start()
+        threading.Thread(target=self._build_loop, name="builder", daemon=True).start()
+        self._channel.send(Ready(pid=os.getpid()))
+        while True:
+            order = self._orders.get()
+            match order:
+                case Take():
+                    self._take(order)
+                case Go():
+                    self._go(order)
+                case Halt():
+                    self._stand(order)
+                case Drop():
+                    self._give_up(order.generation)
+                case Shutdown():
+                    return
+
+    def _take(self, order: Take) -> None:
+        """Fill the prepared seat and sit on it; the old one, if any, is given up."""
+        began = time.monotonic()
+        with self._lock:
+            new, old = self._prepared, self._seat
+        if new is None or new.generation != order.generation:
+            self._could_not(order.generation, "was not prepared")
+            return
+        self._move(Doing.preparing, step=-1)
+        try:
+            moved = take_boxes(new, order.sources, step=order.step, old=old)
+        except (CorruptSnapshot, ValueError) as error:
+            self._could_not(order.generation, str(error))
+            return
+        new.trainer.loaded()
+        new.trainer.connect(new.groups)
+        new.step = order.step
+        with self._lock:
+            self._seat, self._prepared = new, None
+        self._stamp.generation = new.generation
+        if old is not None:
+            old.leave()
+        self._move(Doing.halted, step=new.step)
+        copy_s = time.monotonic() - began
+        self._channel.send(Took(generation=new.generation, copy_s=copy_s, bytes_moved=moved))
+
+    def _go(self, order: Go) -> None:
+        """Train until the last step, a stop vote, an abort or a lost peer."""
+        seat = self._seat
+        if seat is None or seat.generation != order.generation or seat.step != order.step:
+            log.warning("told to go on in generation %d without its state", order.generation)
+            return
+        total = seat.settings.train.total_steps
+        self._move(Doing.training, step=seat.step)
+        try:
+            if seat.step == 0:
+                self._evaluate_start(seat)
+            stopped = False
+            while seat.step < total and not stopped:
+                stopped = self._step(seat)
+        except Aborted as error:
+            log.info("left generation %d after step %d: %s", seat.generation, seat.step, error)
+            return
+        except NotFinite as error:
+            log.warning("generation %d: %s", seat.generation, error)
+            self._channel.send(
+                Diverged(
+                    generation=seat.generation, node=self._me.node, step=error.step, loss=error.loss
+                )
+            )
+            return
+        if seat.step >= total:
+            self._move(Doing.finished, step=seat.step)
+            if seat.snapshot_step != seat.step:
+                self._snapshot(seat, must=True)
+            self._channel.send(Done(generation=seat.generation, step=seat.step))
+
+    def _step(self, seat: Seat) -> bool:
+        """One step and what is due after it. Whether all ranks voted to stop here."""
+        train = seat.settings.train
+        outcome = seat.trainer.step(seat.step + 1, stop=seat.stop.is_set())
+        seat.step += 1
+        self._move(Doing.training, step=seat.step)
+        record = _record(seat, outcome)
+        seat.records.append(record)
+        last = seat.step == train.total_steps
+        durable = last or (train.persist_every > 0 and seat.step % train.persist_every == 0)
+        if durable or seat.step % max(train.snapshot_every, 1) == 0:
+            self._snapshot(seat, must=durable)
+        if last or (train.eval_every > 0 and seat.step % train.eval_every == 0):
+            record = msgspec.structs.replace(record, eval_loss=seat.trainer.evaluate())
+            seat.records[-1] = record
+        self._report(seat, record)
+        return outcome.stop
+
+    def _evaluate_start(self, seat: Seat) -> None:
+        """The held-out loss before any step, as a record of step 0."""
+        began = time.monotonic()
+        loss = seat.trainer.evaluate()
+        seconds = time.monotonic() - began
+        record = StepRecord(
+            step=0, generation=seat.generation, loss=loss, tokens=0, grad_norm=0.0,
+            learning_rate=0.0, seconds=seconds, phases={"evaluate": seconds}, first_sample=0,
+            num_samples=0, eval_loss=loss,
+        )  # fmt: skip
+        seat.records.append(record)
+        self._report(seat, record)
+
+    def _report(self, seat: Seat, record: StepRecord) -> None:
+        if seat.rank == 0:
+            self._channel.send(Applied(generation=seat.generation, record=record))
+
+    def _snapshot(self, seat: Seat, *, must: bool) -> None:
+        """Copy the state after the present step. One that must be waits for a segment, a little."""
+        if must and seat.grants.empty():
+            self._channel.send(WantSegment(generation=seat.generation))
+        made = write_snapshot(seat, wait_s=GRANT_WAIT_S if must else 0.0)
+        if made is None:
+            if must:
+                log.warning("no segment was free for the snapshot of step %d", seat.step)
+            return
+        self._channel.send(
+            Written(
+                generation=seat.generation,
+                step=seat.step,
+                segment=made.segment,
+                stall_s=made.stall_s,
+                skipped=seat.skipped,
+            )
+        )
+
+    def _stand(self, order: Halt) -> None:
+        """Stand between two steps, with a snapshot of the one applied."""
+        seat = self._seat
+        if seat is None or seat.generation != order.generation:
+            self._channel.send(Stood(generation=order.generation, step=-1, records=()))
+            return
+        if not order.boundary:
+            seat.leave()
+        if seat.snapshot_step != seat.step:
+            self._snapshot(seat, must=True)
+        finished = seat.step >= seat.settings.train.total_steps
+        self._move(Doing.finished if finished else Doing.halted, step=seat.step)
+        records = tuple(seat.records)
+        self._channel.send(Stood(generation=order.generation, step=seat.step, records=records))
+
+    def _give_up(self, generation: int) -> None:
+        """No role any more: let the memory go."""
+        seat = self._seat
+        if seat is not None and seat.generation == generation:
+            seat.leave()
+            with self._lock:
+                self._seat = None
+            self._move(Doing.idle, step=-1)
+
+    def _could_not(self, generation: int, reason: str) -> None:
+        log.warning("generation %d: %s", generation, reason)
+        self._channel.send(CouldNot(generation=generation, reason=reason))
+
+    def _move(self, doing: Doing, *, step: int) -> None:
+        device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+        self._ticker.move(step=step, doing=doing, device_bytes=device)
+
+    # Control thread
+
+    def _control(self) -> None:
+        """Hear the agent within a tick, whatever the main thread does."""
+        try:
+            while True:
+                self._ticker.tick()
+                message = self._channel.receive(timeout_s=TICK_S)
+                if message is not None:
+                    self._hear(message)
+        except (ChannelClosed, msgspec.MsgspecError) as error:
+            log.error("the agent is gone: %s", error)
+            logging.shutdown()
+            os._exit(1)
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case StoreValues():
+                self._store.deliver(message)
+                return
+            case Grant():
+                self._granted(message)
+                return
+            case Build():
+                with self._lock:
+                    self._building[message.generation] = threading.Event()
+                self._builds.put(message)
+                return
+            case Drop():
+                self._drop(message.generation)
+            case Halt():
+                self._interrupt(message)
+        self._orders.put(message)
+
+    def _granted(self, grant: Grant) -> None:
+        with self._lock:
+            for seat in (self._seat, self._prepared):
+                if seat is not None and seat.generation == grant.generation:
+                    if grant.segment not in seat.segments:
+                        spare = Segment.attach(Path(grant.segment))
+                        seat.segments = {**seat.segments, grant.segment: spare}
+                    seat.grants.put(grant.segment)
+
+    def _interrupt(self, halt: Halt) -> None:
+        """What cannot wait for the main thread: the stop vote, or the abort."""
+        with self._lock:
+            seat = self._seat
+        if seat is not None and seat.generation == halt.generation:
+            (seat.stop if halt.boundary else seat.abort).set()
+
+    def _drop(self, generation: int) -> None:
+        """Forget a generation that is being built or was."""
+        with self._lock:
+            building = self._building.pop(generation, None)
+            prepared = self._prepared
+            if prepared is not None and prepared.generation == generation:
+                self._prepared = None
+            else:
+                prepared = None
+        if building is not None:
+            building.set()
+        if prepared is not None:
+            prepared.leave()
+
+    # Builder thread
+
+    def _build_loop(self) -> None:
+        while True:
+            order = self._builds.get()
+            with self._lock:
+                abort = self._building.get(order.generation)
+            if abort is None or abort.is_set():
+                continue
+            try:
+                seat = self._build(order, abort)
+            except (Aborted, CorruptSnapshot, ValueError, MemoryError) as error:
+                if not abort.is_set():
+                    self._could_not(order.generation, f"{type(error).__name__}: {error}")
+                continue
+            with self._lock:
+                dropped = self._building.pop(order.generation, None) is None
+                replaced, self._prepared = self._prepared, None if dropped else seat
+            for unwanted in (replaced, seat if dropped else None):
+                if unwanted is not None:
+                    unwanted.leave()
+            if not dropped:
+                self._channel.send(Built(generation=order.generation))
+
+    def _build(self, order: Build, abort: threading.Event) -> Seat:
+        """Allocate, fault in and connect one rank. Raises Aborted, ValueError, CorruptSnapshot."""
+        settings = order.settings
+        layout = Layout(
+            plan=order.plan, spec=settings.spec, pieces=settings.pieces, workers=order.workers
+        )
+        rank = layout.rank_of(self._me)
+        if rank is None:
+            raise ValueError(f"{self._me} has no rank in generation {order.generation}")
+        segments = {path: Segment.attach(Path(path)) for path in order.segments}
+        for segment in segments.values():
+            segment.touch()
+        trainer = Trainer(layout=layout, rank=rank, settings=settings.train)
+        groups: dict[str, Communicator] = build_groups(
+            layout,
+            rank,
+            generation=order.generation,
+            store=RemoteStore(self._store, generation=order.generation, abort=abort),
+            abort=abort,
+            timeout_s=order.timeout_s,
+            host=order.host,
+        )
+        return Seat(
+            generation=order.generation,
+            settings=settings,
+            layout=layout,
+            rank=rank,
+            trainer=trainer,
+            groups=groups,
+            segments=segments,
+            abort=abort,
+        )
+
+
+def _record(seat: Seat, outcome: StepOutcome) -> StepRecord:
+    done = outcome.record
+    return StepRecord(
+        step=done.step,
+        generation=seat.generation,
+        loss=done.loss,
+        tokens=done.tokens,
+        grad_norm=done.grad_norm,
+        learning_rate=done.learning_rate,
+        seconds=done.seconds,
+        phases=dict(done.phases),
+        first_sample=done.first_sample,
+        num_samples=done.num_samples,
+    )
