@@ -73,6 +73,25 @@ class Pool:
         """Zone names with at least one offer, each once, in offer order."""
         return tuple(dict.fromkeys(offer.zone.name for offer in self.offers))
 
+    def allowance(self, *, gpu: str, region: str, spot: bool) -> int | None:
+        """GPUs the quotas leave for a type in a region; None when no quota speaks of it."""
+        limits = [
+            quota.limit
+            for quota in self.quotas
+            if (quota.gpu, quota.region, quota.spot) == (gpu, region, spot)
+        ]
+        return min(limits) if limits else None
+
+    @property
+    def machine_types(self) -> dict[str, MachineType]:
+        """Every machine type on offer, by name. Raises ValueError when one name means two."""
+        found: dict[str, MachineType] = {}
+        for offer in self.offers:
+            kind = found.setdefault(offer.machine_type.name, offer.machine_type)
+            if kind != offer.machine_type:
+                raise ValueError(f"two different machine types are called {kind.name}")
+        return found
+
     @property
     def max_gpus_per_machine(self) -> int:
         """GPUs of the largest machine offered: the bound on tensor parallelism."""

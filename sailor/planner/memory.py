@@ -1,0 +1,236 @@
+"""Peak bytes on each GPU of a stage, term by term. An upper bound: a plan that fits here fits.
+
+Everything is linear in the number of blocks, so the coefficients of one (model, tensor-parallel
+degree, microbatch) are computed once and a search evaluates them thousands of times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sailor.cluster.gpu import GpuType
+from sailor.models.spec import TOKEN_EMBEDDING, Activation, LogicalTensor, ModelSpec
+from sailor.planner.term import Term, total
+from sailor.profile.profile import Numerics
+from sailor.units import GIB, MIB
+
+# A CUDA context takes 0.4-0.6 GiB, NCCL's channels and the caching allocator's rounding the rest.
+CONTEXT_BYTES = int(1.3 * GIB)
+# Blocks of the caching allocator that are free and of no use: share of what comes and goes.
+FRAGMENTATION_SHARE = 0.06
+# Gradients are reduced in pieces of at most this size, each copied once.
+REDUCE_BUFFER_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """What of a model one tensor-parallel rank holds: how many blocks, and which ends."""
+
+    num_blocks: int
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryCoefficients:
+    """Per tensor-parallel rank. Parameters are counts; activations are bytes per microbatch."""
+
+    block_parameters: float
+    first_parameters: float
+    last_parameters: float
+    tied_parameters: float  # the token matrix, held again by a last stage that is not first
+    block_activations: float
+    first_activations: float
+    last_activations: float
+    working: float  # what one block needs beside its kept activations while it computes
+    logits: float  # fp32 logits and their gradient, one microbatch at a time
+    boundary: float  # one tensor that crosses a stage boundary
+    numerics: Numerics
+
+    def parameters(self, cut: Cut) -> float:
+        """Parameters of a rank."""
+        ends = self.first_parameters * cut.first + self.last_parameters * cut.last
+        tied = self.tied_parameters * (cut.last and not cut.first)
+        return cut.num_blocks * self.block_parameters + ends + tied
+
+    def activations(self, cut: Cut) -> float:
+        """Bytes kept for the backward pass of one microbatch."""
+        return (
+            cut.num_blocks * self.block_activations
+            + self.first_activations * cut.first
+            + self.last_activations * cut.last
+        )
+
+    @property
+    def fixed_bytes_per_parameter(self) -> float:
+        """Weights and gradients (and the 16-bit copy, and the exact accumulator)."""
+        copy = 2 if self.numerics.compute_bytes == 2 else 0
+        return 4 + 4 + copy + (8 if self.numerics.deterministic else 0)
+
+
+OPTIMIZER_BYTES_PER_PARAMETER = 8  # two fp32 moments, spread over the owners with ZeRO-1
+
+
+@lru_cache(maxsize=4096)
+def memory_coefficients(
+    spec: ModelSpec,
+    *,
+    tensor_parallel: int,
+    microbatch_size: int,
+    sequence_length: int,
+    recompute: bool,
+    numerics: Numerics,
+) -> MemoryCoefficients:
+    """The coefficients of one way to run a model."""
+    degree = tensor_parallel
+    tokens = microbatch_size * sequence_length
+    width = numerics.compute_bytes
+    kept = tokens * _kept_elements(spec, degree) * width
+    boundary = tokens * spec.hidden_size * width
+    ends = {
+        part: sum(_share(t, degree) for t in spec.tensors if t.part == part)
+        for part in ("embedding", "head")
+    }
+    token_matrix = next(t for t in spec.tensors if t.name == TOKEN_EMBEDDING)
+    return MemoryCoefficients(
+        block_parameters=sum(_share(t, degree) for t in spec.tensors if t.block == 0),
+        first_parameters=ends["embedding"],
+        last_parameters=ends["head"],
+        tied_parameters=_share(token_matrix, degree) if spec.tied_embeddings else 0.0,
+        block_activations=boundary if recompute else kept,
+        first_activations=boundary,
+        last_activations=2.0 * boundary,
+        # With recompute one block's activations come back whole; the gradients of its widest
+        # tensors exist beside them either way.
+        working=(kept if recompute else 0.0)
+        + tokens * width * (2.0 * spec.hidden_size + 2.0 * _widest(spec) / degree),
+        logits=tokens * spec.vocab_size / degree * (4 + 4 + width),
+        boundary=boundary,
+        numerics=numerics,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The bytes behind the terms, without their names: a search adds them up very often."""
+
+    parameters: float
+    optimizer: float
+    activations: float
+    working: float
+    logits: float
+    buffers: float
+    fragmentation: float
+    context: float
+
+
+def _parts(
+    coefficients: MemoryCoefficients, cut: Cut, *, num_in_flight: int, num_owners: int,
+    optimizer_sharding: bool, gpu: GpuType,
+) -> _Parts:  # fmt: skip
+    parameters = coefficients.parameters(cut)
+    sharding = num_owners if optimizer_sharding else 1
+    activations = num_in_flight * coefficients.activations(cut)
+    logits = coefficients.logits if cut.last else 0.0
+    buffers = 2.0 * ((not cut.first) + (not cut.last)) * coefficients.boundary
+    fragmentation = context = 0.0
+    if gpu.has_context:
+        if num_owners > 1:
+            buffers += min(4 * parameters, REDUCE_BUFFER_BYTES)
+        moving = activations + coefficients.working + logits + buffers
+        fragmentation = FRAGMENTATION_SHARE * moving
+        context = CONTEXT_BYTES
+    return _Parts(
+        parameters, OPTIMIZER_BYTES_PER_PARAMETER * parameters / sharding, activations,
+        coefficients.working, logits, buffers, fragmentation, context,
+    )  # fmt: skip
+
+
+def stage_memory(
+    coefficients: MemoryCoefficients,
+    cut: Cut,
+    *,
+    num_in_flight: int,
+    num_owners: int,
+    optimizer_sharding: bool,
+    gpu: GpuType,
+) -> tuple[Term, ...]:
+    """The terms of one rank's peak, in bytes.
+
+    ``num_in_flight`` is the most microbatches whose activations are alive at once
+    (sailor.parallel.schedule.in_flight), ``num_owners`` how many replicas hold each box.
+    """
+    parts = _parts(
+        coefficients, cut, num_in_flight=num_in_flight, num_owners=num_owners,
+        optimizer_sharding=optimizer_sharding, gpu=gpu,
+    )  # fmt: skip
+    numerics = coefficients.numerics
+    copy = 2 * parts.parameters if numerics.compute_bytes == 2 else 0.0
+    exact = 8 * parts.parameters if numerics.deterministic else 0.0
+    terms = (
+        Term(name="weights", value=4 * parts.parameters),
+        Term(name="16-bit weights", value=copy),
+        Term(name="gradients", value=4 * parts.parameters),
+        Term(name="exact sums", value=exact),
+        Term(name="optimizer", value=parts.optimizer),
+        Term(name="activations", value=parts.activations, relative_error=0.1),
+        Term(name="working", value=parts.working, relative_error=0.2),
+        Term(name="logits", value=parts.logits),
+        Term(name="buffers", value=parts.buffers, relative_error=0.2),
+        Term(name="fragmentation", value=parts.fragmentation),
+        Term(name="context", value=parts.context, relative_error=0.3),
+    )
+    return tuple(term for term in terms if term.value)
+
+
+def stage_bytes(
+    coefficients: MemoryCoefficients,
+    cut: Cut,
+    *,
+    num_in_flight: int,
+    num_owners: int,
+    optimizer_sharding: bool,
+    gpu: GpuType,
+) -> float:
+    """The sum of stage_memory's terms."""
+    parts = _parts(
+        coefficients, cut, num_in_flight=num_in_flight, num_owners=num_owners,
+        optimizer_sharding=optimizer_sharding, gpu=gpu,
+    )  # fmt: skip
+    return (
+        coefficients.fixed_bytes_per_parameter * parts.parameters
+        + parts.optimizer
+        + parts.activations
+        + parts.working
+        + parts.logits
+        + parts.buffers
+        + parts.fragmentation
+        + parts.context
+    )
+
+
+def peak_bytes(terms: tuple[Term, ...]) -> float:
+    """The bound that must not exceed the GPU's memory."""
+    return total(terms)
+
+
+def _share(tensor: LogicalTensor, degree: int) -> float:
+    return tensor.numel if tensor.split_axis is None else tensor.numel / degree
+
+
+def _kept_elements(spec: ModelSpec, degree: int) -> float:
+    """Elements per token a block keeps for its backward pass, with fused attention.
+
+    Whole on every rank: the inputs and outputs of both norms (Megatron counts 10 bytes at width 2,
+    dropout masks included; Korthikanti et al. 2022, section 4). Cut: query, key, value and the
+    attention's output, then the inner feed-forward tensors.
+    """
+    inner = 3 if spec.activation is Activation.swiglu else 2
+    whole = 5.0 * spec.hidden_size
+    cut = 2.0 * spec.num_heads * spec.head_size + 2.0 * spec.num_kv_heads * spec.head_size
+    return whole + (cut + inner * spec.ffn_hidden_size) / degree
+
+
+def _widest(spec: ModelSpec) -> float:
+    return max(spec.ffn_hidden_size, spec.num_heads * spec.head_size)

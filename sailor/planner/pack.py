@@ -1,0 +1,162 @@
+"""Which replicas to seat on some GPUs, and how many microbatches each takes. Pure arithmetic.
+
+Replicas may differ: five GPUs hold a two-stage and a three-stage pipeline, and the faster takes
+more of the batch. For a given step time a replica is worth the microbatches it finishes, so seating
+is a knapsack for each group of machines, and the least step time whose knapsacks hold the whole
+batch is found by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from sailor.planner.timing import PipelineSeconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """A replica that may be seated: GPUs it takes, and its pipeline."""
+
+    num_gpus: int
+    pipeline: PipelineSeconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Equal GPUs, and what may be seated on them."""
+
+    num_gpus: int
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seated:
+    """One replica: which group and option, and its share of the batch."""
+
+    group: int
+    option: int
+    num_microbatches: int
+
+
+def pack(groups: Sequence[Group], *, num_microbatches: int) -> tuple[Seated, ...]:
+    """The replicas of least step time; empty when none can be seated. Exact for pipelines alone.
+
+    Gradient reduction is not weighed here: it changes little with the number of replicas.
+    """
+    high = _enough(groups, num_microbatches)
+    if high == inf:
+        return ()
+    low = _least(groups, num_microbatches)
+    # The seating is a set of whole replicas: it settles long before the time does.
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        if sum(_worth(group, middle)[-1] for group in groups) >= num_microbatches:
+            high = middle
+        else:
+            low = middle
+    chosen = [
+        (g, option) for g, group in enumerate(groups) for option in _chosen(group, high)
+    ]
+    pipelines = [groups[g].options[option].pipeline for g, option in chosen]
+    shares = share_out(pipelines, num_microbatches=num_microbatches)
+    return tuple(
+        Seated(group=g, option=option, num_microbatches=share)
+        for (g, option), share in zip(chosen, shares, strict=True)
+        if share
+    )
+
+
+def share_out(pipelines: Sequence[PipelineSeconds], *, num_microbatches: int) -> tuple[int, ...]:
+    """Microbatches for each pipeline, in all exactly ``num_microbatches``, at the least maximum.
+
+    Greedy is exact here: each microbatch goes where it would finish first. A pipeline too slow to
+    be of use gets none.
+    """
+    if not pipelines:
+        return ()
+    low = 0.0
+    high = min(p.seconds(num_microbatches) for p in pipelines)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(p.microbatches_within(middle) for p in pipelines) >= num_microbatches:
+            high = middle
+        else:
+            low = middle
+    shares = [p.microbatches_within(high) for p in pipelines]
+    surplus = sum(shares) - num_microbatches
+    # Take back where it shortens the slowest most; one pipeline may have to give several.
+    while surplus > 0:
+        last = max(
+            (i for i, share in enumerate(shares) if share),
+            key=lambda i: (pipelines[i].seconds(shares[i]), i),
+        )
+        shares[last] -= 1
+        surplus -= 1
+    return tuple(shares)
+
+
+def _enough(groups: Sequence[Group], num_microbatches: int) -> float:
+    """A step time in which one replica alone could do it all."""
+    return min(
+        (
+            option.pipeline.seconds(num_microbatches)
+            for group in groups
+            for option in group.options
+            if option.num_gpus <= group.num_gpus
+        ),
+        default=inf,
+    )
+
+
+def _least(groups: Sequence[Group], num_microbatches: int) -> float:
+    """A step time nothing can beat: every GPU at the pace of its group's best replica, no fill."""
+    rate = sum(
+        group.num_gpus / min(o.num_gpus * o.pipeline.pace for o in group.options)
+        for group in groups
+        if group.options
+    )
+    return num_microbatches / rate * 0.5 if rate else 0.0
+
+
+def _values(group: Group, seconds: float) -> dict[int, tuple[int, int]]:
+    """GPUs of a replica -> (most microbatches within the time, which option)."""
+    best: dict[int, tuple[int, int]] = {}
+    for index, option in enumerate(group.options):
+        value = option.pipeline.microbatches_within(seconds)
+        if value > best.get(option.num_gpus, (0, -1))[0]:
+            best[option.num_gpus] = (value, index)
+    return best
+
+
+def _worth(group: Group, seconds: float) -> list[int]:
+    """Most microbatches within the time, for every number of GPUs up to the group's."""
+    values = [(size, value) for size, (value, _) in _values(group, seconds).items()]
+    worth = [0] * (group.num_gpus + 1)
+    for gpus in range(1, group.num_gpus + 1):
+        best = worth[gpus - 1]
+        for size, value in values:
+            if size <= gpus and worth[gpus - size] + value > best:
+                best = worth[gpus - size] + value
+        worth[gpus] = best
+    return worth
+
+
+def _chosen(group: Group, seconds: float) -> list[int]:
+    """The options of one best seating, largest replicas first."""
+    values = _values(group, seconds)
+    worth = _worth(group, seconds)
+    chosen = []
+    gpus = group.num_gpus
+    while gpus > 0 and worth[gpus] > 0:
+        if worth[gpus] == worth[gpus - 1]:
+            gpus -= 1
+            continue
+        for size in sorted(values, reverse=True):
+            value, option = values[size]
+            if size <= gpus and worth[gpus - size] + value == worth[gpus]:
+                chosen.append((size, option))
+                gpus -= size
+                break
+    return [option for _, option in sorted(chosen, key=lambda c: (-c[0], c[1]))]

@@ -1,0 +1,257 @@
+"""Says why no plan will do: what ended each family of plans, and the least change that would help.
+
+E301 memory, E302 budget, E303 deadline or speed, E304 numbers that do not divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from sailor.cluster.pool import Pool
+from sailor.errors import NoFeasiblePlan
+from sailor.models.spec import ModelSpec
+from sailor.plan import tensor_parallel_problems
+from sailor.planner.memory import Cut, peak_bytes, stage_memory
+from sailor.planner.question import Candidate, Job, Limits, Space
+from sailor.planner.shapes import Shape, Shapes
+from sailor.units import count as in_words
+from sailor.units import duration, gib
+
+
+def refuse(
+    *,
+    spec: ModelSpec,
+    pool: Pool,
+    job: Job,
+    space: Space,
+    limits: Limits,
+    candidates: Sequence[Candidate],
+    shapes: Sequence[Shapes],
+) -> NoFeasiblePlan:
+    """The error for a search that found nothing feasible."""
+    if candidates:
+        return _beyond_limits(spec, job, limits, candidates)
+    if indivisible := _indivisible(spec, job, space):
+        return indivisible
+    if not any(offer.count for offer in pool.offers):
+        return NoFeasiblePlan(
+            f"there is no machine to run {spec.name} on",
+            code="E301",
+            why="no zone, machine type or quota is left after the limits on the cloud",
+            fix="widen cloud.zones, cloud.regions or cloud.machine_types",
+        )
+    return _too_large(spec, job, space, shapes)
+
+
+def _beyond_limits(
+    spec: ModelSpec, job: Job, limits: Limits, candidates: Sequence[Candidate]
+) -> NoFeasiblePlan:
+    """Plans fit the machines; money or time ended them all."""
+    cheapest = min(candidates, key=lambda c: c.estimate.dollars_per_step)
+    fastest = min(candidates, key=lambda c: c.estimate.step_seconds)
+    reasons = [reason for candidate in candidates for reason in candidate.reasons]
+    families = ", ".join(
+        f"{sum(reason.startswith(start) for reason in reasons)} {label}"
+        for start, label in (("over budget", "cost too much"), ("over $", "cost too much per hour"),
+                             ("misses", "take too long"), ("below", "are too slow"))
+        if any(reason.startswith(start) for reason in reasons)
+    )  # fmt: skip
+    budget = limits.total_dollars
+    if budget is not None and cheapest.dollars is not None and cheapest.dollars > budget:
+        affordable = budget / cheapest.estimate.dollars_per_billion_tokens * 1e9
+        return NoFeasiblePlan(
+            f"${budget:,.2f} does not pay for training {spec.name} to the end",
+            code="E302",
+            why=f"{_words(cheapest)} is the cheapest of {len(candidates)} plans: "
+            f"${cheapest.dollars:,.2f} in {_hours(cheapest)}\n({families})",
+            where=f"budget.total_usd={budget:g}",
+            fix=f"budget.total_usd={_up(cheapest.dollars)}   or   "
+            f"train.tokens={in_words(affordable).replace(' ', '')}",
+        )
+    rate = limits.dollars_per_hour
+    if rate is not None and all(c.estimate.dollars_per_hour > rate for c in candidates):
+        least = min(candidates, key=lambda c: c.estimate.dollars_per_hour)
+        return NoFeasiblePlan(
+            f"no plan for {spec.name} costs ${rate:,.2f} an hour or less",
+            code="E302",
+            why=f"{_words(least)} costs ${least.estimate.dollars_per_hour:,.2f} an hour\n"
+            f"({families})",
+            where=f"budget.per_hour_usd={rate:g}",
+            fix=f"budget.per_hour_usd={_up(least.estimate.dollars_per_hour)}",
+        )
+    deadline = limits.deadline_seconds
+    if deadline is not None and fastest.hours is not None and fastest.hours * 3600 > deadline:
+        return NoFeasiblePlan(
+            f"{spec.name} cannot be trained within {duration(deadline)}",
+            code="E303",
+            why=f"{_words(fastest)} is the fastest of {len(candidates)} plans: "
+            f"{_hours(fastest)} for ${fastest.dollars or 0:,.2f}\n({families})",
+            where=f"budget.deadline={deadline / 3600:g}h",
+            fix=f"budget.deadline={ceil(fastest.hours * 10) / 10:g}h   or   fewer train.tokens",
+        )
+    within = [c for c in candidates if not _breaks(c, "over")]
+    nearest = min(within or candidates, key=lambda c: c.estimate.step_seconds)
+    hours = _hours(nearest)
+    return NoFeasiblePlan(
+        f"no plan for {spec.name} keeps all limits at once",
+        code="E302" if _breaks(nearest, "over") else "E303",
+        why=f"the fastest within the budget is {_words(nearest)}: {hours}, "
+        f"{nearest.estimate.tokens_per_second:,.0f} tokens/s, ${nearest.dollars or 0:,.2f}\n"
+        f"({families})",
+        fix=_relax(nearest, candidates, limits),
+    )
+
+
+def _relax(nearest: Candidate, candidates: Sequence[Candidate], limits: Limits) -> str:
+    options = []
+    if nearest.hours is not None and limits.deadline_seconds is not None:
+        options.append(f"budget.deadline={ceil(nearest.hours * 10) / 10:g}h")
+    in_time = [c for c in candidates if not _breaks(c, "misses") and not _breaks(c, "below")]
+    if in_time and limits.total_dollars is not None:
+        cost = min(c.dollars or 0.0 for c in in_time)
+        options.append(f"budget.total_usd={_up(cost)}")
+    return "   or   ".join(options) or "loosen the limit that the table names"
+
+
+def _breaks(candidate: Candidate, start: str) -> bool:
+    return any(reason.startswith(start) for reason in candidate.reasons)
+
+
+def _indivisible(spec: ModelSpec, job: Job, space: Space) -> NoFeasiblePlan | None:
+    """A choice the user made that does not divide."""
+    degrees = space.tensor_parallel_degrees or (1,)
+    if all(tensor_parallel_problems(spec, degree) for degree in degrees):
+        problems = tensor_parallel_problems(spec, degrees[0])
+        valid = [d for d in range(1, spec.num_heads + 1) if not tensor_parallel_problems(spec, d)]
+        near = sorted(valid, key=lambda d: abs(d - degrees[0]))[:2]
+        return NoFeasiblePlan(
+            f"{spec.name} cannot be cut {degrees[0]} ways",
+            code="E304",
+            why="; ".join(problems),
+            where=f"planner.tensor_parallel={degrees[0]}",
+            fix="   or   ".join(f"planner.tensor_parallel={d}" for d in near),
+        )
+    if space.num_stages is not None and space.num_stages > spec.num_layers:
+        return NoFeasiblePlan(
+            f"{space.num_stages} stages need as many blocks, {spec.name} has {spec.num_layers}",
+            code="E304",
+            why="a stage holds whole blocks, one at least",
+            where=f"planner.pipeline_parallel={space.num_stages}",
+            fix=f"planner.pipeline_parallel={spec.num_layers}",
+        )
+    sizes = space.microbatch_sizes or (1,)
+    batch = job.global_batch_size
+    if all(batch % size for size in sizes):
+        near = sorted((s for s in range(1, batch + 1) if batch % s == 0),
+                      key=lambda s: abs(s - sizes[0]))[:2]  # fmt: skip
+        return NoFeasiblePlan(
+            f"a global batch of {batch} does not divide into microbatches of {sizes[0]}",
+            code="E304",
+            why="the global batch is kept exactly, whatever machines come and go",
+            where=f"planner.microbatch_size={sizes[0]}",
+            fix="   or   ".join(f"planner.microbatch_size={s}" for s in near),
+        )
+    wanted = space.num_replicas
+    if wanted is not None and wanted > batch // min(sizes):
+        return NoFeasiblePlan(
+            f"{wanted} replicas, but only {batch // min(sizes)} microbatches a step",
+            code="E304",
+            why=f"train.global_batch_size={batch}, microbatches of {min(sizes)}",
+            where=f"planner.data_parallel={wanted}",
+            fix=f"planner.data_parallel={batch // min(sizes)}",
+        )
+    return None
+
+
+def _too_large(
+    spec: ModelSpec, job: Job, space: Space, shapes: Sequence[Shapes]
+) -> NoFeasiblePlan:
+    """Nothing fits: the layout that came closest on each machine type."""
+    closest = sorted(
+        (found for group in shapes if (found := _closest(group))), key=lambda f: f[0] / f[1]
+    )
+    if not closest:
+        return NoFeasiblePlan(
+            f"no machine allowed has enough GPUs for the layout asked of {spec.name}",
+            code="E301",
+            why="the layout needs more GPUs than cloud.max_nodes machines have",
+            fix="raise cloud.max_nodes, or leave planner.* free",
+        )
+    need, have, machine, shape, parts = closest[0]
+    others = "\n".join(
+        f"{other}: needs {gib(n)} of {gib(h)}" for n, h, other, _, _ in closest[1:4]
+    )
+    return NoFeasiblePlan(
+        f"{spec.name} does not fit on {machine}",
+        code="E301",
+        why=f"needs {gib(need)} per GPU at tp{shape.tensor_parallel} pp{shape.num_stages}, "
+        f"microbatch {shape.microbatch_size}: {parts}; usable {gib(have)}"
+        + (f"\n{others}" if others else ""),
+        where=_asked(space),
+        fix=_room(space, need=need, machine=machine),
+    )
+
+
+def _asked(space: Space) -> str:
+    asked = []
+    if space.num_stages is not None:
+        asked.append(f"planner.pipeline_parallel={space.num_stages}")
+    if space.microbatch_sizes is not None and len(space.microbatch_sizes) == 1:
+        asked.append(f"planner.microbatch_size={space.microbatch_sizes[0]}")
+    return "  ".join(asked)
+
+
+def _room(space: Space, *, need: float, machine: str) -> str:
+    if machine == "local":
+        return f"cloud.memory_per_gpu={ceil(need / (1 << 20))}MiB   or   more cloud.nodes"
+    if space.num_stages is not None or space.recompute == (False,):
+        return "leave planner.pipeline_parallel and planner.recompute free"
+    return "allow machines with larger GPUs, more GPUs a machine, or more machines"
+
+
+def _closest(group: Shapes) -> tuple[float, int, str, Shape, str] | None:
+    """(bytes needed, bytes there, machine type, shape, parts) of the least demanding shape."""
+    best: tuple[float, int, str, Shape, str] | None = None
+    for shape in group.all:
+        terms = max(
+            (_terms(group, shape, stage) for stage in range(shape.num_stages)), key=peak_bytes
+        )
+        need = peak_bytes(terms)
+        if best is None or need < best[0]:
+            parts = " + ".join(f"{t.name} {gib(t.value)}" for t in terms if t.value > 0.02 * need)
+            capacity = group.machine_type.gpu.memory_bytes
+            best = (need, capacity, group.machine_type.name, shape, parts)
+    return best
+
+
+def _terms(group: Shapes, shape: Shape, stage: int):  # type: ignore[no-untyped-def]
+    from sailor.planner.partition import cut_evenly
+
+    counts = cut_evenly(group.spec.num_layers, shape.num_stages)
+    return stage_memory(
+        group.coefficients(shape),
+        Cut(num_blocks=counts[stage], first=stage == 0, last=stage == shape.num_stages - 1),
+        num_in_flight=shape.num_stages - stage,
+        num_owners=1,
+        optimizer_sharding=False,
+        gpu=group.machine_type.gpu,
+    )
+
+
+def _words(candidate: Candidate) -> str:
+    machines = " + ".join(
+        f"{r.num_machines} x {r.offer.machine_type.name} {'spot' if r.offer.spot else 'on-demand'}"
+        f" in {r.offer.zone.name}"
+        for r in candidate.rentals
+    )
+    return f"{machines} as {candidate.plan.describe()}"
+
+
+def _hours(candidate: Candidate) -> str:
+    return duration(candidate.hours * 3600) if candidate.hours is not None else "unknown time"
+
+
+def _up(dollars: float) -> str:
+    """A round number that is enough."""
+    return f"{ceil(dollars)}" if dollars >= 10 else f"{ceil(dollars * 100) / 100:.2f}"

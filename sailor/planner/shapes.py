@@ -1,0 +1,365 @@
+"""Every way to run one pipeline on one machine type: degree, depth, microbatch, recompute.
+
+A shape is timed twice: by arrays, all shapes at once, with a lower bound on its pace (blocks that
+could be split like water), and exactly, with the best uneven cut that memory allows, when the
+search gets to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, inf
+
+import numpy as np
+import numpy.typing as npt
+
+from sailor.cluster.network import Link, Network
+from sailor.cluster.pool import MachineType
+from sailor.models.spec import ModelSpec
+from sailor.parallel.schedule import in_flight
+from sailor.planner.memory import (
+    OPTIMIZER_BYTES_PER_PARAMETER,
+    Cut,
+    MemoryCoefficients,
+    memory_coefficients,
+    stage_bytes,
+)
+from sailor.planner.partition import best_cut
+from sailor.planner.question import Job, Space
+from sailor.planner.reduction import gradient_bytes, uniform_link, uniform_ring_seconds
+from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_seconds
+from sailor.planner.timing import PipelineSeconds, sharing
+from sailor.profile.profile import Profile
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """How one replica runs on one machine type. Cuts come later, they depend on memory."""
+
+    tensor_parallel: int
+    num_stages: int
+    microbatch_size: int
+    recompute: bool
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor_parallel * self.num_stages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """A shape with its cut, and what that cut takes."""
+
+    shape: Shape
+    counts: tuple[int, ...]
+    pipeline: PipelineSeconds
+    optimizer_sharding: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Way:
+    """What degree, microbatch and recompute alone decide: seconds of a block and of the ends."""
+
+    block: float
+    first: float
+    last: float
+    coefficients: MemoryCoefficients
+
+
+class Shapes:
+    """The shapes of one machine type, with their lower bounds.
+
+    ``step_bound`` works on all shapes at once; ``fit`` cuts one of them for a number of replicas.
+    Times inside one zone do not depend on which zone it is: ``zone`` stands for all.
+    """
+
+    def __init__(
+        self, machine_type: MachineType, *, zone: str, spec: ModelSpec, job: Job, space: Space,
+        profile: Profile, network: Network,
+    ) -> None:  # fmt: skip
+        self.machine_type, self.zone = machine_type, zone
+        self.spec, self.job, self.space = spec, job, space
+        self.profile, self.network = profile, network
+        self.host = profile.host_seconds(gpu=machine_type.gpu)
+        self.all = tuple(_shapes(machine_type, spec=spec, job=job, space=space))
+        self._ways: dict[tuple[int, int, bool], _Way] = {}
+        self._links: dict[tuple[int, int], tuple[Link, ...]] = {}
+        self._fitted: dict[tuple[int, bool, int, int], Fitted | None] = {}
+        self._bound_all()
+
+    def _bound_all(self) -> None:
+        """The columns that bounds are computed from, one entry for each shape."""
+        self.num_gpus: IntArray = _column(s.num_gpus for s in self.all).astype(np.int64)
+        self.microbatch_size: IntArray = _column(
+            s.microbatch_size for s in self.all
+        ).astype(np.int64)
+        stages = _column(s.num_stages for s in self.all)
+        ways = [self._way(shape) for shape in self.all]
+        each = [way.coefficients for way in ways]
+        layers = self.spec.num_layers
+        block = _column(way.block for way in ways)
+        first, last = _column(w.first for w in ways), _column(w.last for w in ways)
+        boundary = _column(c.boundary for c in each)
+        latency, inverse = self._sending()
+        sends = latency + inverse * boundary
+        self.fill: FloatArray = layers * block + first + last + sends
+        # The slowest stage has at least its share of everything, and one block with each end;
+        # some stage has its share of blocks rounded up.
+        self.pace: FloatArray = np.maximum.reduce(
+            [self.fill / stages, block + first, block + last, block * np.ceil(layers / stages)]
+        )
+        whole = Cut(num_blocks=layers, first=True, last=True)
+        parameters = _column(c.parameters(whole) for c in each)
+        # An average stage; the fullest one needs no less. Stage i of P keeps the activations of
+        # P - i microbatches, and of one at least.
+        fixed = _column(c.fixed_bytes_per_parameter for c in each)
+        fixed += 0 if True in self.space.optimizer_sharding else OPTIMIZER_BYTES_PER_PARAMETER
+        kept = _column(c.activations(whole) for c in each)
+        peak = (fixed * parameters + kept) / stages + _column(c.working for c in each)
+        self.fits: npt.NDArray[np.bool_] = peak <= self.machine_type.gpu.memory_bytes
+        self.gradient: FloatArray = parameters / stages * _column(gradient_bytes(c) for c in each)
+        per_parameter = self.profile.update_seconds(gpu=self.machine_type.gpu, num_parameters=1.0)
+        self.update: FloatArray = parameters / stages * per_parameter
+        self.sharing: FloatArray = _column(
+            sharing(gpus_per_machine=self.machine_type.num_gpus, gpus_per_replica=s.num_gpus)
+            for s in self.all
+        )
+
+    def _sending(self) -> tuple[FloatArray, FloatArray]:
+        """All boundaries of a pipeline together: seconds that do not depend on bytes, and per byte
+        (each boundary is crossed forward and backward)."""
+        latency, inverse = [], []
+        for shape in self.all:
+            links = self._links_of(shape)
+            latency.append(2 * sum(link.seconds_per_message for link in links))
+            inverse.append(2 * sum(1 / link.bytes_per_second for link in links))
+        return _column(latency), _column(inverse)
+
+    @property
+    def num_rejected(self) -> int:
+        """Shapes that fit in no cut and at no number of replicas."""
+        return int(np.count_nonzero(~self.fits))
+
+    def replicas(self, *, num_gpus: int) -> IntArray:
+        """How many replicas of each shape the GPUs hold; 0 where the space forbids that number."""
+        samples = self.job.global_batch_size // self.microbatch_size
+        replicas = np.minimum(num_gpus // self.num_gpus, samples)
+        wanted = self.space.num_replicas
+        if wanted is not None:
+            replicas = np.where(replicas >= wanted, wanted, 0)
+        return replicas
+
+    def step_bound(self, *, num_gpus: int) -> FloatArray:
+        """A lower bound on the step with as many replicas as the GPUs hold, for every shape."""
+        replicas = self.replicas(num_gpus=num_gpus)
+        samples = self.job.global_batch_size // self.microbatch_size
+        usable = self.fits & (replicas > 0)
+        replicas = np.maximum(replicas, 1)
+        rounds = -(-samples // replicas)
+        pipeline = self.fill + (rounds - 1) * self.pace
+        rings = self._ring_bound(replicas)
+        sharding = replicas if True in self.space.optimizer_sharding else 1
+        return np.where(usable, pipeline + rings + self.update / sharding + self.host, inf)
+
+    def _ring_bound(self, replicas: IntArray) -> FloatArray:
+        """The gradient reduction of an average stage: the fullest one takes no less."""
+        name = self.machine_type.name
+        inside = self.network.inside(name)
+        outside = self.network.between(self.zone, name, self.zone, name)
+        one_machine = replicas * self.num_gpus <= self.machine_type.num_gpus
+        steps = 2.0 * (replicas - 1)
+        alpha = np.where(one_machine, inside.seconds_per_message, outside.seconds_per_message)
+        rate = np.where(
+            one_machine, inside.bytes_per_second, outside.bytes_per_second / self.sharing
+        )
+        return steps * alpha + steps / replicas * self.gradient / rate
+
+    def fit(self, index: int, *, num_replicas: int, num_microbatches: int) -> Fitted | None:
+        """The best cut of a shape that memory allows; None when there is none.
+
+        ``num_microbatches`` is the most one replica takes. Sharding is tried last.
+        """
+        shape = self.all[index]
+        # Beyond the depth of the pipeline more microbatches keep no more activations alive, and
+        # equal stages have the same best cut for any number of them.
+        in_pipeline = min(num_microbatches, shape.num_stages)
+        for sharding in self.space.optimizer_sharding:
+            if sharding and num_replicas == 1:
+                continue
+            owners = num_replicas if sharding else min(num_replicas, 2)
+            key = (index, sharding, owners, in_pipeline)
+            if key not in self._fitted:
+                self._fitted[key] = self._fit(shape, sharding, owners, in_pipeline)
+            if (fitted := self._fitted[key]) is not None:
+                return fitted
+        return None
+
+    def step_seconds(self, fitted: Fitted, *, num_replicas: int, num_microbatches: int) -> float:
+        """The step of equal replicas: what ``estimate`` says of their plan, without building it."""
+        shape = fitted.shape
+        coefficients = self.coefficients(shape)
+        name = self.machine_type.name
+        ring, tied_ring = (
+            uniform_link(
+                zone=self.zone, machine_type=name, gpus_per_replica=shape.num_gpus,
+                num_replicas=num_replicas, network=self.network,
+            ),
+        ) * 2  # fmt: skip
+        rings = uniform_ring_seconds(
+            coefficients, fitted.counts, num_replicas=num_replicas, ring=ring, tied_ring=tied_ring
+        )
+        last = shape.num_stages - 1
+        most = max(
+            coefficients.parameters(Cut(num_blocks=n, first=s == 0, last=s == last))
+            for s, n in enumerate(fitted.counts)
+        )
+        share = num_replicas if fitted.optimizer_sharding else 1
+        update = self.profile.update_seconds(
+            gpu=self.machine_type.gpu, num_parameters=most / share
+        )
+        return fitted.pipeline.seconds(num_microbatches) + rings + update + self.host
+
+    def coefficients(self, shape: Shape) -> MemoryCoefficients:
+        """Memory of the shape, per rank."""
+        return self._way(shape).coefficients
+
+    def _fit(
+        self, shape: Shape, sharding: bool, num_replicas: int, num_microbatches: int
+    ) -> Fitted | None:
+        most = [
+            self._most_blocks(shape, s, num_microbatches, num_replicas, sharding)
+            for s in range(shape.num_stages)
+        ]
+        way = self._way(shape)
+        sends = send_seconds(self._links_of(shape), boundary_bytes=way.coefficients.boundary)
+        last = shape.num_stages - 1
+        extra = [
+            send + way.first * (s == 0) + way.last * (s == last) for s, send in enumerate(sends)
+        ]
+        counts = best_cut(
+            self.spec.num_layers, per_block=[way.block] * shape.num_stages, extra=extra,
+            most=most, num_microbatches=num_microbatches,
+        )  # fmt: skip
+        if counts is None:
+            return None
+        busy = [n * way.block + e for n, e in zip(counts, extra, strict=True)]
+        return Fitted(
+            shape=shape,
+            counts=counts,
+            pipeline=PipelineSeconds.of(busy),
+            optimizer_sharding=sharding,
+        )
+
+    def _most_blocks(
+        self, shape: Shape, stage: int, num_microbatches: int, num_replicas: int, sharding: bool
+    ) -> int:
+        """Most blocks a stage can hold. Its peak grows by the same for each block (but for the
+        reduce buffer, which saturates), so a straight line finds it and one or two looks settle it.
+        """
+        coefficients = self.coefficients(shape)
+        capacity = self.machine_type.gpu.memory_bytes
+        alive = in_flight(
+            stage=stage, num_stages=shape.num_stages, num_microbatches=num_microbatches
+        )
+
+        def peak(num_blocks: int) -> float:
+            return stage_bytes(
+                coefficients,
+                Cut(num_blocks=num_blocks, first=stage == 0, last=stage == shape.num_stages - 1),
+                num_in_flight=alive,
+                num_owners=num_replicas,
+                optimizer_sharding=sharding,
+                gpu=self.machine_type.gpu,
+            )
+
+        most = self.spec.num_layers
+        whole = peak(most)
+        if whole <= capacity:
+            return most
+        each = whole - peak(most - 1)
+        guess = max(0, min(most - 1, most - ceil((whole - capacity) / each)))
+        while guess < most - 1 and peak(guess + 1) <= capacity:
+            guess += 1
+        while guess > 0 and peak(guess) > capacity:
+            guess -= 1
+        return guess
+
+    def _way(self, shape: Shape) -> _Way:
+        key = (shape.tensor_parallel, shape.microbatch_size, shape.recompute)
+        if key not in self._ways:
+            self._ways[key] = _way(
+                self.profile, self.machine_type, self.spec, self.job, *key
+            )
+        return self._ways[key]
+
+    def _links_of(self, shape: Shape) -> tuple[Link, ...]:
+        key = (shape.tensor_parallel, shape.num_stages)
+        if key not in self._links:
+            seat = Seat(
+                zone=self.zone, machine_type=self.machine_type.name,
+                tensor_parallel=shape.tensor_parallel,
+            )  # fmt: skip
+            self._links[key] = boundary_links([seat] * shape.num_stages, self.network)
+        return self._links[key]
+
+
+def _column(values: object) -> FloatArray:
+    return np.fromiter(values, dtype=np.float64)  # type: ignore[call-overload, no-any-return]
+
+
+@lru_cache(maxsize=4096)
+def _way(
+    profile: Profile, machine_type: MachineType, spec: ModelSpec, job: Job, tensor_parallel: int,
+    microbatch_size: int, recompute: bool,
+) -> _Way:  # fmt: skip
+    def seconds(num_blocks: int, *, first: bool = False, last: bool = False) -> float:
+        return stage_seconds(
+            profile, Cut(num_blocks=num_blocks, first=first, last=last), gpu=machine_type.gpu,
+            tensor_parallel=tensor_parallel, microbatch_size=microbatch_size, recompute=recompute,
+        ).total  # fmt: skip
+
+    return _Way(
+        block=seconds(1),
+        first=seconds(0, first=True),
+        last=seconds(0, last=True),
+        coefficients=memory_coefficients(
+            spec, tensor_parallel=tensor_parallel, microbatch_size=microbatch_size,
+            sequence_length=job.sequence_length, recompute=recompute, numerics=job.numerics,
+        ),
+    )  # fmt: skip
+
+
+def _shapes(machine_type: MachineType, *, spec: ModelSpec, job: Job, space: Space) -> list[Shape]:
+    return [
+        Shape(
+            tensor_parallel=degree,
+            num_stages=num_stages,
+            microbatch_size=size,
+            recompute=recompute,
+        )
+        for degree in space.tensor_parallel_degrees or (1,)
+        if degree <= machine_type.num_gpus
+        for num_stages in _depths(spec, space)
+        for size in microbatch_sizes(job, space)
+        for recompute in space.recompute
+    ]
+
+
+def _depths(spec: ModelSpec, space: Space) -> tuple[int, ...]:
+    """Pipeline depths: all up to eight, then ever wider apart."""
+    if space.num_stages is not None:
+        return (space.num_stages,) if space.num_stages <= spec.num_layers else ()
+    deepest = min(space.max_stages, spec.num_layers)
+    usual = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
+    return tuple(depth for depth in usual if depth <= deepest)
+
+
+def microbatch_sizes(job: Job, space: Space) -> tuple[int, ...]:
+    """Sizes that divide the global batch, so that it is kept exactly."""
+    wanted = space.microbatch_sizes or (1, 2, 4, 8, 16, 32, 64)
+    return tuple(size for size in wanted if job.global_batch_size % size == 0)
