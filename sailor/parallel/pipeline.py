@@ -9,7 +9,7 @@ next activation is asked for while the last one is worked on. Gradients go the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -116,12 +116,7 @@ class Pipeline:
         self._sent = []
 
     def train(
-        self,
-        microbatches: Sequence[Microbatch],
-        *,
-        size: int,
-        seed: float,
-        after_backward: Callable[[], None],
+        self, microbatches: Sequence[Microbatch], *, size: int, seed: float
     ) -> list[torch.Tensor]:
         """Forward and backward of every microbatch of ``size`` sequences, in 1F1B order.
 
@@ -154,7 +149,6 @@ class Pipeline:
                 if came_BTD is not None:
                     assert came_BTD.grad is not None
                     self._send(self._links.to_previous, came_BTD.grad, root=1)
-                after_backward()
         self._flush()
         return losses
 

@@ -9,9 +9,9 @@ twice the bytes on the wire.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,14 +19,25 @@ import torch
 from sailor.parallel.comm import Communicator
 from sailor.parallel.state import Segment, Slot, StageState, padded
 
-log = logging.getLogger(__name__)
-
 # Grid of the exact sum, on gradients of the mean loss, give or take a factor of two for making it
 # a power of two of the summed loss: multiples of 2^-44 are exact in fp64 up to 2^9 = 512, more
 # than any gradient of a mean loss that is going to be clipped to a norm of about 1, and finer than
 # fp32 itself down to gradients of 2^-20 = 1e-6.
 GRID_BITS = 44
 EXACT_BITS = 53
+
+
+CHUNK = 1 << 15  # elements converted to fp64 at a time: they stay in the nearest caches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chunk:
+    """Some rows of a parameter: where they are summed, and where they become fp64 on the way."""
+
+    start: int
+    stop: int
+    total: torch.Tensor
+    scratch: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,15 +90,15 @@ def buckets_of(state: StageState) -> tuple[Bucket, ...]:
 
 
 class GradientSum(Protocol):
-    """Gradients of one step. ``seed`` is what the summed loss of a microbatch is multiplied by."""
+    """Gradients of one step. ``seed`` is what the summed loss of a microbatch is multiplied by.
+
+    Backward passes between ``begin`` and ``reduce`` are taken in as they go.
+    """
 
     seed: float
 
     def begin(self) -> None:
         """Forget the last step."""
-
-    def add(self) -> None:
-        """Take in what a backward pass has just left in the parameters' ``grad``."""
 
     def reduce(self, groups: Mapping[tuple[int, ...], Communicator]) -> None:
         """Sum over owners; afterwards ``state.gradients`` has the gradient of the mean loss.
@@ -95,7 +106,6 @@ class GradientSum(Protocol):
         ``groups`` by owners; a box with one owner needs none. Collective. Raises Aborted.
         """
 
-    @property
     def magnitude(self) -> float:
         """Bound on the size of partial sums here, in units in which 1 is too large. 0: no bound."""
 
@@ -104,9 +114,7 @@ class GradientSum(Protocol):
 
 
 class FastSum:
-    """fp32 throughout, in place."""
-
-    magnitude = 0.0
+    """fp32 throughout, in place: autograd adds to the flat array itself."""
 
     def __init__(
         self,
@@ -136,8 +144,8 @@ class FastSum:
     def begin(self) -> None:
         self._state.gradients.zero_()
 
-    def add(self) -> None:
-        return  # autograd has added in place
+    def magnitude(self) -> float:
+        return 0.0
 
     def reduce(self, groups: Mapping[tuple[int, ...], Communicator]) -> None:
         under_way = []
@@ -160,7 +168,11 @@ class FastSum:
 
 
 class ExactSum:
-    """Multiples of a grid, in fp64."""
+    """Multiples of a grid, in fp64.
+
+    A gradient is taken in while it is warm in the cache, as soon as backward has made it, and its
+    memory is free for the next one.
+    """
 
     def __init__(
         self,
@@ -174,53 +186,77 @@ class ExactSum:
         self.seed = 2.0 ** (GRID_BITS - (tokens_per_step - 1).bit_length())
         self._to_mean = 1.0 / (self.seed * tokens_per_step)
         self._state = state
-        self._parameters = tuple((n, p) for n, p in parameters if p.requires_grad)
+        self._slots = [state.by_name[name] for name, p in parameters if p.requires_grad]
         self._buckets = buckets_of(state)
-        self._peak = 0.0
+        self._extremes: list[list[torch.Tensor]] = [[] for _ in self._slots]
         self._allocate()
+        wanted = (parameter for _, parameter in parameters if parameter.requires_grad)
+        for index, parameter in enumerate(wanted):
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._take, index)
+            )
 
     def _allocate(self) -> None:
         device = self._state.gradients.device
         self._sums = [
             torch.zeros(bucket.size, dtype=torch.float64, device=device) for bucket in self._buckets
         ]
-        self._targets = [
-            self._targets_of(self._state.by_name[name]) for name, _ in self._parameters
-        ]
+        self._scratch = torch.empty(CHUNK, dtype=torch.float64, device=device)
+        self._targets = [self._targets_of(slot) for slot in self._slots]
 
-    def _targets_of(self, slot: Slot) -> list[tuple[Segment | None, torch.Tensor]]:
+    def _targets_of(self, slot: Slot) -> list[tuple[Segment | None, list[_Chunk]]]:
         """Where a parameter's gradient is added: whole, or segment by segment."""
-        targets: list[tuple[Segment | None, torch.Tensor]] = []
+        targets: list[tuple[Segment | None, list[_Chunk]]] = []
         for bucket, sums in zip(self._buckets, self._sums, strict=True):
             if len(slot.segments) == 1 and slot.segments[0].owners == bucket.owners:
                 at = slot.offset - bucket.start
-                targets.append((None, sums[at : at + slot.numel].view(slot.shape)))
+                total = sums[at : at + slot.numel].view(slot.shape)
+                targets.append((None, self._chunks(total)))
             for segment, view in bucket.views(sums):
                 if segment.tensor == slot.logical.name:
-                    targets.append((segment, view))
+                    targets.append((segment, self._chunks(view)))
         return targets
+
+    def _chunks(self, total: torch.Tensor) -> list[_Chunk]:
+        rows = max(1, CHUNK // max(1, total[0].numel()))
+        chunks = []
+        for start in range(0, len(total), rows):
+            part = total[start : start + rows]
+            # A row that is longer than the scratch converts on its own memory.
+            scratch = self._scratch[: part.numel()] if part.numel() <= CHUNK else None
+            chunks.append(
+                _Chunk(
+                    start=start,
+                    stop=start + len(part),
+                    total=part,
+                    scratch=torch.empty_like(part) if scratch is None else scratch.view_as(part),
+                )
+            )
+        return chunks
 
     def begin(self) -> None:
         for sums in self._sums:
             sums.zero_()
-        self._peak = 0.0
+        for extremes in self._extremes:
+            extremes.clear()
 
-    def add(self) -> None:
-        gradients = []
-        for _, parameter in self._parameters:
-            assert parameter.grad is not None
-            gradients.append(parameter.grad)
-            parameter.grad = None
-        torch._foreach_round_(gradients)
-        extremes = [extreme for gradient in gradients for extreme in torch.aminmax(gradient)]
-        self._peak += float(torch.stack(extremes).abs_().max())
-        for gradient, targets in zip(gradients, self._targets, strict=True):
-            for segment, total in targets:
-                total.add_(gradient if segment is None else segment.of(gradient))
+    def _take(self, index: int, parameter: torch.Tensor) -> None:
+        """Round one parameter's gradient of one microbatch and add it."""
+        gradient = parameter.grad
+        assert gradient is not None
+        parameter.grad = None
+        gradient.round_()
+        self._extremes[index].extend(torch.aminmax(gradient))
+        for segment, chunks in self._targets[index]:
+            part = gradient if segment is None else segment.of(gradient)
+            for chunk in chunks:
+                chunk.scratch.copy_(part[chunk.start : chunk.stop])
+                chunk.total.add_(chunk.scratch)
 
-    @property
     def magnitude(self) -> float:
-        return self._peak / 2.0**EXACT_BITS
+        # No partial sum of a parameter's elements exceeds the sum of its largest ones.
+        bounds = [torch.stack(e).abs_().view(-1, 2).amax(dim=1).sum() for e in self._extremes if e]
+        return float(torch.stack(bounds).max()) / 2.0**EXACT_BITS if bounds else 0.0
 
     def reduce(self, groups: Mapping[tuple[int, ...], Communicator]) -> None:
         under_way = [

@@ -181,9 +181,8 @@ class Trainer:
         with self._phase("forward_backward"):
             self._sum.begin()
             losses = self._pipeline.train(
-                microbatches, size=self._replica.microbatch_size, seed=self._sum.seed,
-                after_backward=self._sum.add,
-            )  # fmt: skip
+                microbatches, size=self._replica.microbatch_size, seed=self._sum.seed
+            )
         with self._phase("reduce"):
             self._sum.reduce(self._owners)
         with self._phase("norm"):
@@ -279,7 +278,7 @@ class Trainer:
         if losses and at.tensor_rank == 0:
             first = num_boxes + self.layout.microbatch_offset(at.replica)
             numbers[first : first + len(losses)] = torch.stack(losses).double().cpu()
-        numbers[-2] = self._sum.magnitude
+        numbers[-2] = self._sum.magnitude()
         numbers[-1] = float(stop)
         numbers = numbers.to(self.device)
         self._world.all_reduce(numbers).wait()

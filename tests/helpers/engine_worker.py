@@ -57,6 +57,7 @@ class Stepped(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     num_samples: int
     phases: dict[str, float]
     seconds: float
+    cpu_s: float  # of the process so far
 
 
 class Ended(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -66,7 +67,6 @@ class Ended(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     detail: str = ""
     leave_s: float = 0.0  # from the abort to here
     eval_losses: tuple[float, ...] = ()  # before the first and after the last step
-    cpu_s: float = 0.0
 
 
 encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
@@ -147,7 +147,6 @@ class _Worker:
                 store=dist.FileStore(job.store, -1), abort=self.abort,
                 timeout_s=job.timeout_s, host="127.0.0.1",
             )  # fmt: skip
-        began = time.process_time()
         try:
             trainer.connect(groups)
             eval_losses = [trainer.evaluate()] if job.evaluate else []
@@ -158,7 +157,7 @@ class _Worker:
                         step=step, loss=outcome.loss, grad_norm=outcome.grad_norm,
                         stop=outcome.stop, first_sample=outcome.first_sample,
                         num_samples=outcome.num_samples, phases=dict(outcome.phases),
-                        seconds=outcome.seconds,
+                        seconds=outcome.seconds, cpu_s=time.process_time(),
                     )
                 )  # fmt: skip
                 if outcome.stop:
@@ -169,9 +168,7 @@ class _Worker:
                 group.close()
             if job.state_out:
                 write_state(trainer, Path(job.state_out))
-        return Ended(
-            how="done", eval_losses=tuple(eval_losses), cpu_s=time.process_time() - began
-        )  # fmt: skip
+        return Ended(how="done", eval_losses=tuple(eval_losses))
 
 
 def write_state(trainer, path: Path) -> None:
