@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,11 @@ def test_a_closed_log_refuses_to_lose_an_event(tmp_path: Path) -> None:
     log.close()
     with pytest.raises(ValueError, match="closed"):
         log.write("unparked")
+
+
+def test_the_documentation_lists_every_kind_with_its_fields() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
+    for kind, fields in KINDS.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{kind}` |")]
+        for field in fields:
+            assert re.search(rf"\b{field}\b", row), f"{kind}: {field}"

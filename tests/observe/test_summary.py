@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sailor.observe.pictures import CAUSES
 from sailor.observe.summary import summarise, write_atomically, write_summary
 from tests.observe.run_story import BATCH, SEQUENCE, Story, demo
 
@@ -85,3 +86,9 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         write_atomically(tmp_path / "missing" / "summary.json", b"x")
     assert target.read_bytes() == before
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_the_documentation_explains_every_promised_key_and_cause() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "summary.md").read_text()
+    for name in (*PROMISED - {"model", "parameters"}, *CAUSES):
+        assert f"`{name}`" in page, name
