@@ -56,9 +56,7 @@ def pack(groups: Sequence[Group], *, num_microbatches: int) -> tuple[Seated, ...
             high = middle
         else:
             low = middle
-    chosen = [
-        (g, option) for g, group in enumerate(groups) for option in _chosen(group, high)
-    ]
+    chosen = [(g, option) for g, group in enumerate(groups) for option in _chosen(group, high)]
     pipelines = [groups[g].options[option].pipeline for g, option in chosen]
     shares = share_out(pipelines, num_microbatches=num_microbatches)
     return tuple(

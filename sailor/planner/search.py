@@ -21,9 +21,11 @@ from sailor.models.spec import ModelSpec
 from sailor.parallel.boxes import allowed_degrees
 from sailor.plan import Plan, Replica, Stage
 from sailor.planner.estimate import Estimate, estimate
-from sailor.planner.pack import Group, Option, Seated, pack, share_out
+from sailor.planner.pack import Group, Option, pack, share_out
 from sailor.planner.price import Rental, rent_terms
 from sailor.planner.question import (
+    ANY_SPACE,
+    NO_LIMITS,
     Candidate,
     Job,
     Limits,
@@ -51,8 +53,8 @@ def search(
     job: Job,
     network: Network,
     objective: Objective,
-    space: Space = Space(),
-    limits: Limits = Limits(),
+    space: Space = ANY_SPACE,
+    limits: Limits = NO_LIMITS,
     profile: Profile | None = None,
 ) -> SearchResult:
     """The candidates for a job on a pool, best first.
@@ -187,8 +189,7 @@ class _Question:
                     continue
                 if not self.network.connected(a.zone.name, b.zone.name):
                     continue
-                for rentals in self._both(a, b):
-                    yield rentals
+                yield from self._both(a, b)
 
     def _both(self, a: Offer, b: Offer) -> Iterable[tuple[Rental, ...]]:
         """As many of both as capacity, quotas and the limit on machines allow."""
@@ -263,9 +264,7 @@ class _Question:
             numerics=self.job.numerics, rentals=rentals,
         )  # fmt: skip
 
-    def _candidate(
-        self, plan: Plan, value: Estimate, rentals: tuple[Rental, ...]
-    ) -> Candidate:
+    def _candidate(self, plan: Plan, value: Estimate, rentals: tuple[Rental, ...]) -> Candidate:
         hours = dollars = None
         if self.job.total_tokens is not None:
             hours = self.job.total_tokens / value.tokens_per_second / 3600
@@ -316,8 +315,7 @@ class _Question:
                     Group(
                         num_gpus=rental.num_gpus,
                         options=tuple(
-                            Option(num_gpus=f.shape.num_gpus, pipeline=f.pipeline)
-                            for f in options
+                            Option(num_gpus=f.shape.num_gpus, pipeline=f.pipeline) for f in options
                         ),
                     )
                 )

@@ -95,9 +95,9 @@ class Shapes:
     def _bound_all(self) -> None:
         """The columns that bounds are computed from, one entry for each shape."""
         self.num_gpus: IntArray = _column(s.num_gpus for s in self.all).astype(np.int64)
-        self.microbatch_size: IntArray = _column(
-            s.microbatch_size for s in self.all
-        ).astype(np.int64)
+        self.microbatch_size: IntArray = _column(s.microbatch_size for s in self.all).astype(
+            np.int64
+        )
         stages = _column(s.num_stages for s in self.all)
         ways = [self._way(shape) for shape in self.all]
         each = [way.coefficients for way in ways]
@@ -219,9 +219,7 @@ class Shapes:
             for s, n in enumerate(fitted.counts)
         )
         share = num_replicas if fitted.optimizer_sharding else 1
-        update = self.profile.update_seconds(
-            gpu=self.machine_type.gpu, num_parameters=most / share
-        )
+        update = self.profile.update_seconds(gpu=self.machine_type.gpu, num_parameters=most / share)
         return fitted.pipeline.seconds(num_microbatches) + rings + update + self.host
 
     def coefficients(self, shape: Shape) -> MemoryCoefficients:
@@ -292,9 +290,7 @@ class Shapes:
     def _way(self, shape: Shape) -> _Way:
         key = (shape.tensor_parallel, shape.microbatch_size, shape.recompute)
         if key not in self._ways:
-            self._ways[key] = _way(
-                self.profile, self.machine_type, self.spec, self.job, *key
-            )
+            self._ways[key] = _way(self.profile, self.machine_type, self.spec, self.job, *key)
         return self._ways[key]
 
     def _links_of(self, shape: Shape) -> tuple[Link, ...]:
