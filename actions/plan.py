@@ -57,6 +57,8 @@ def write_plan(chosen: Candidate, *, folder: Path) -> Path:
 def show(asked: Question, result: SearchResult, console: Console) -> None:
     """The header, the table and the reasons."""
     console.print(header(asked), soft_wrap=True)
+    if not console.is_terminal:  # into a file or a pipe the table goes in one piece
+        console.width = max(console.width, 180)
     console.print(table(result))
     rejected = ", ".join(f"{reason} {number}" for reason, number in result.rejected.items())
     console.print(

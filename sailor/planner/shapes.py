@@ -18,6 +18,7 @@ from sailor.cluster.network import Link, Network
 from sailor.cluster.pool import MachineType
 from sailor.models.spec import ModelSpec
 from sailor.parallel.schedule import in_flight
+from sailor.plan import tensor_parallel_problems
 from sailor.planner.memory import (
     OPTIMIZER_BYTES_PER_PARAMETER,
     Cut,
@@ -339,7 +340,7 @@ def _shapes(machine_type: MachineType, *, spec: ModelSpec, job: Job, space: Spac
             recompute=recompute,
         )
         for degree in space.tensor_parallel_degrees or (1,)
-        if degree <= machine_type.num_gpus
+        if degree <= machine_type.num_gpus and not tensor_parallel_problems(spec, degree)
         for num_stages in _depths(spec, space)
         for size in microbatch_sizes(job, space)
         for recompute in space.recompute
