@@ -109,9 +109,7 @@ def local_catalogue(*, gpu: GpuType, nodes: int, gpus_per_node: int) -> Catalogu
     )
 
 
-def network_of(
-    offers: Sequence[Offer], *, tariffs: dict[str, Tariff] | None = None
-) -> Network:
+def network_of(offers: Sequence[Offer], *, tariffs: dict[str, Tariff] | None = None) -> Network:
     """The network of everything on offer."""
     return Network(
         zones={offer.zone.name: offer.zone for offer in offers},
@@ -152,8 +150,13 @@ def _own_cluster(cloud: str, *, machine_types: Sequence[str], max_nodes: int) ->
     zone = Zone(name=cloud, region=cloud, cloud=cloud)
     offers = tuple(
         Offer(
-            machine_type=_named(name), zone=zone, spot=False, price_per_hour=0.0,
-            count=max_nodes, source="your own cluster", as_of=date.today().isoformat(),
+            machine_type=_named(name),
+            zone=zone,
+            spot=False,
+            price_per_hour=0.0,
+            count=max_nodes,
+            source="your own cluster",
+            as_of=date.today().isoformat(),
         )  # fmt: skip
         for name in machine_types
     )

@@ -120,9 +120,7 @@ TARIFFS: dict[str, Tariff] = {
 }
 
 
-def _gcp(
-    machine: str, region: str, on_demand: float | None, spot: float, zones: str
-) -> Listing:
+def _gcp(machine: str, region: str, on_demand: float | None, spot: float, zones: str) -> Listing:
     """GCP has one spot price in all zones of a region; zones are letters."""
     return Listing(
         "gcp", machine, region, on_demand, {f"{region}-{z}": spot for z in zones},
@@ -130,9 +128,7 @@ def _gcp(
     )  # fmt: skip
 
 
-def _aws(
-    machine: str, region: str, on_demand: float | None, **spot: float | None
-) -> Listing:
+def _aws(machine: str, region: str, on_demand: float | None, **spot: float | None) -> Listing:
     """AWS zones by their ids, which mean the same in every account: az1=2.47."""
     short = {"us-east-1": "use1", "us-east-2": "use2", "us-west-2": "usw2"}[region]
     return Listing(

@@ -8,6 +8,7 @@ batch is found by bisection.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -56,9 +57,7 @@ def pack(groups: Sequence[Group], *, num_microbatches: int) -> tuple[Seated, ...
             high = middle
         else:
             low = middle
-    chosen = [
-        (g, option) for g, group in enumerate(groups) for option in _chosen(group, high)
-    ]
+    chosen = [(g, option) for g, group in enumerate(groups) for option in _chosen(group, high)]
     pipelines = [groups[g].options[option].pipeline for g, option in chosen]
     shares = share_out(pipelines, num_microbatches=num_microbatches)
     return tuple(
@@ -71,29 +70,29 @@ def pack(groups: Sequence[Group], *, num_microbatches: int) -> tuple[Seated, ...
 def share_out(pipelines: Sequence[PipelineSeconds], *, num_microbatches: int) -> tuple[int, ...]:
     """Microbatches for each pipeline, in all exactly ``num_microbatches``, at the least maximum.
 
-    Greedy is exact here: each microbatch goes where it would finish first. A pipeline too slow to
-    be of use gets none.
+    A pipeline too slow to be of use gets none.
     """
     if not pipelines:
         return ()
+    kinds = Counter(pipelines)
     low = 0.0
-    high = min(p.seconds(num_microbatches) for p in pipelines)
-    for _ in range(60):
+    high = min(pipeline.seconds(num_microbatches) for pipeline in kinds)
+    while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        if sum(p.microbatches_within(middle) for p in pipelines) >= num_microbatches:
+        if not low < middle < high:
+            break
+        if sum(n * p.microbatches_within(middle) for p, n in kinds.items()) >= num_microbatches:
             high = middle
         else:
             low = middle
-    shares = [p.microbatches_within(high) for p in pipelines]
-    surplus = sum(shares) - num_microbatches
+    shares = [pipeline.microbatches_within(high) for pipeline in pipelines]
     # Take back where it shortens the slowest most; one pipeline may have to give several.
-    while surplus > 0:
+    for _ in range(sum(shares) - num_microbatches):
         last = max(
             (i for i, share in enumerate(shares) if share),
             key=lambda i: (pipelines[i].seconds(shares[i]), i),
         )
         shares[last] -= 1
-        surplus -= 1
     return tuple(shares)
 
 

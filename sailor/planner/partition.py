@@ -68,44 +68,55 @@ def best_cut(
 
 
 def _lowest_feasible(
-    bounds: Sequence[float], num_blocks: int, per_block: Sequence[float],
-    extra: Sequence[float], most: Sequence[int],
-) -> int | None:  # fmt: skip
+    bounds: Sequence[float],
+    num_blocks: int,
+    per_block: Sequence[float],
+    extra: Sequence[float],
+    most: Sequence[int],
+) -> int | None:
     """Index of the least bound that admits a cut; feasibility is monotone in the bound."""
     low, high = 0, len(bounds)
     while low < high:
         middle = (low + high) // 2
-        if _fill(num_blocks, bounds[middle], per_block, extra, most) is None:
+        if sum(_room(bounds[middle], per_block, extra, most)) < num_blocks:
             low = middle + 1
         else:
             high = middle
     return low if low < len(bounds) else None
 
 
-def _fill(
-    num_blocks: int, bound: float, per_block: Sequence[float],
-    extra: Sequence[float], most: Sequence[int],
-) -> tuple[int, ...] | None:  # fmt: skip
-    """The cheapest counts with every stage busy for at most ``bound``, or None."""
+def _room(
+    bound: float, per_block: Sequence[float], extra: Sequence[float], most: Sequence[int]
+) -> list[int]:
+    """Blocks each stage can take and stay within the bound; empty when one cannot take any."""
     room = []
-    for stage, (seconds, other) in enumerate(zip(per_block, extra, strict=True)):
-        fits = most[stage]
+    for fits, seconds, other in zip(most, per_block, extra, strict=True):
         if seconds > 0:
+            # A bound that was made from a count must admit that count.
             fits = min(fits, floor((bound - other) / seconds * (1 + 1e-12) + 1e-9))
         if fits < 1:
-            return None
+            return []
         room.append(fits)
+    return room
+
+
+def _fill(
+    num_blocks: int,
+    bound: float,
+    per_block: Sequence[float],
+    extra: Sequence[float],
+    most: Sequence[int],
+) -> tuple[int, ...] | None:
+    """The cheapest counts with every stage busy for at most ``bound``, or None."""
+    room = _room(bound, per_block, extra, most)
     if sum(room) < num_blocks:
         return None
     counts = [1] * len(room)
     left = num_blocks - len(room)
     # Cheapest stages first; among equals the later ones, which keep fewer microbatches in flight.
-    order = sorted(range(len(room)), key=lambda stage: (per_block[stage], -stage))
-    position = 0
-    while left > 0 and position < len(order):
-        same = [s for s in order[position:] if per_block[s] == per_block[order[position]]]
-        position += len(same)
-        left = _spread(counts, room, same, left)
+    for seconds in sorted(set(per_block)):
+        stages = [stage for stage in range(len(room)) if per_block[stage] == seconds]
+        left = _spread(counts, room, stages, left)
     return tuple(counts)
 
 
@@ -115,7 +126,11 @@ def _spread(counts: list[int], room: Sequence[int], stages: Sequence[int], left:
         open_stages = [stage for stage in stages if counts[stage] < room[stage]]
         if not open_stages:
             return left
-        stage = min(open_stages, key=lambda s: (counts[s], -s))
-        counts[stage] += 1
-        left -= 1
+        least = min(counts[stage] for stage in open_stages)
+        lowest = [stage for stage in open_stages if counts[stage] == least]
+        for stage in reversed(lowest):
+            if left == 0:
+                break
+            counts[stage] += 1
+            left -= 1
     return 0

@@ -116,18 +116,21 @@ def limits_broken(
 ) -> tuple[str, ...]:
     """Which limits a candidate breaks, in words for the table."""
     broken = []
-    if limits.total_dollars is not None and dollars is not None:
-        if dollars > limits.total_dollars:
-            broken.append(f"over budget (${limits.total_dollars:,.0f})")
-    if limits.dollars_per_hour is not None and estimate.dollars_per_hour > limits.dollars_per_hour:
+    if _exceeds(dollars, limits.total_dollars):
+        broken.append(f"over budget (${limits.total_dollars:,.0f})")
+    if _exceeds(estimate.dollars_per_hour, limits.dollars_per_hour):
         broken.append(f"over ${limits.dollars_per_hour:,.2f}/h")
-    if limits.deadline_seconds is not None and hours is not None:
-        if hours * 3600 > limits.deadline_seconds:
-            broken.append(f"misses deadline ({limits.deadline_seconds / 3600:,.1f} h)")
+    seconds = None if hours is None else hours * 3600
+    if _exceeds(seconds, limits.deadline_seconds):
+        broken.append(f"misses deadline ({(limits.deadline_seconds or 0.0) / 3600:,.1f} h)")
     floor = limits.min_tokens_per_second
     if floor is not None and estimate.tokens_per_second < floor:
         broken.append(f"below {floor:,.0f} tokens/s")
     return tuple(broken)
+
+
+def _exceeds(value: float | None, limit: float | None) -> bool:
+    return value is not None and limit is not None and value > limit
 
 
 def score(objective: Objective, candidate: Candidate) -> float:
@@ -137,3 +140,7 @@ def score(objective: Objective, candidate: Candidate) -> float:
             return candidate.estimate.step_seconds
         case Objective.min_cost_per_token | Objective.min_cost_to_finish:
             return candidate.estimate.dollars_per_step
+
+
+ANY_SPACE = Space()
+NO_LIMITS = Limits()

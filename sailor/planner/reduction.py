@@ -153,6 +153,7 @@ def _ring_link(
     """The slowest link of a ring over these owners, and how many rings share it."""
     pools: dict[tuple[str, str], float] = {}
     in_pool: dict[tuple[str, str], int] = {}
+    counted: set[tuple[int, tuple[str, str]]] = set()
     for replica, stage in owners:
         seat = replica.stages[stage].seat
         pool = (seat.zone, seat.machine_type)
@@ -164,7 +165,9 @@ def _ring_link(
         machine_gpus = network.machine_types[seat.machine_type].num_gpus
         shared = sharing(gpus_per_machine=machine_gpus, gpus_per_replica=per_replica)
         pools[pool] = max(pools.get(pool, 0.0), shared)
-        in_pool[pool] = in_pool.get(pool, 0) + replica.count * per_replica
+        if (id(replica), pool) not in counted:  # a tied matrix has two owners in one replica
+            counted.add((id(replica), pool))
+            in_pool[pool] = in_pool.get(pool, 0) + replica.count * per_replica
     names = sorted(pools)
     only = names[0]
     if len(names) == 1 and in_pool[only] <= network.machine_types[only[1]].num_gpus:

@@ -6,6 +6,7 @@ E301 memory, E302 budget, E303 deadline or speed, E304 numbers that do not divid
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from sailor.cluster.pool import Pool
@@ -13,10 +14,12 @@ from sailor.errors import NoFeasiblePlan
 from sailor.models.spec import ModelSpec
 from sailor.plan import tensor_parallel_problems
 from sailor.planner.memory import Cut, peak_bytes, stage_memory
+from sailor.planner.partition import cut_evenly
 from sailor.planner.question import Candidate, Job, Limits, Space
 from sailor.planner.shapes import Shape, Shapes
+from sailor.planner.term import Term
+from sailor.units import MIB, duration, gib
 from sailor.units import count as in_words
-from sailor.units import duration, gib
 
 
 def refuse(
@@ -41,7 +44,7 @@ def refuse(
             why="no zone, machine type or quota is left after the limits on the cloud",
             fix="widen cloud.zones, cloud.regions or cloud.machine_types",
         )
-    return _too_large(spec, job, space, shapes)
+    return _too_large(spec, space, pool, shapes)
 
 
 def _beyond_limits(
@@ -165,31 +168,41 @@ def _indivisible(spec: ModelSpec, job: Job, space: Space) -> NoFeasiblePlan | No
 
 
 def _too_large(
-    spec: ModelSpec, job: Job, space: Space, shapes: Sequence[Shapes]
+    spec: ModelSpec, space: Space, pool: Pool, shapes: Sequence[Shapes]
 ) -> NoFeasiblePlan:
-    """Nothing fits: the layout that came closest on each machine type."""
+    """Nothing fits: the layout that came closest on each machine type, and what it would take."""
+    gpus = {
+        name: sum(o.count for o in pool.offers if o.machine_type.name == name) * kind.num_gpus
+        for name, kind in pool.machine_types.items()
+    }
     closest = sorted(
-        (found for group in shapes if (found := _closest(group))), key=lambda f: f[0] / f[1]
+        (
+            found
+            for group in shapes
+            if (found := _closest(group, num_gpus=gpus[group.machine_type.name]))
+        ),
+        key=lambda near: near.need / near.have,
     )
     if not closest:
         return NoFeasiblePlan(
-            f"no machine allowed has enough GPUs for the layout asked of {spec.name}",
+            f"the layout asked of {spec.name} needs more GPUs than the machines allowed have",
             code="E301",
-            why="the layout needs more GPUs than cloud.max_nodes machines have",
-            fix="raise cloud.max_nodes, or leave planner.* free",
+            why=", ".join(f"{name}: {number} GPUs" for name, number in sorted(gpus.items())),
+            where=_asked(space),
+            fix="raise cloud.max_nodes (cloud.nodes here), or leave planner.* free",
         )
-    need, have, machine, shape, parts = closest[0]
-    others = "\n".join(
-        f"{other}: needs {gib(n)} of {gib(h)}" for n, h, other, _, _ in closest[1:4]
+    near = closest[0]
+    others = "".join(
+        f"\n{other.machine}: needs {gib(other.need)} of {gib(other.have)}" for other in closest[1:4]
     )
     return NoFeasiblePlan(
-        f"{spec.name} does not fit on {machine}",
+        f"{spec.name} does not fit on {near.machine}",
         code="E301",
-        why=f"needs {gib(need)} per GPU at tp{shape.tensor_parallel} pp{shape.num_stages}, "
-        f"microbatch {shape.microbatch_size}: {parts}; usable {gib(have)}"
-        + (f"\n{others}" if others else ""),
+        why=f"needs {gib(near.need)} per GPU at tp{near.shape.tensor_parallel} "
+        f"pp{near.shape.num_stages}, microbatch {near.shape.microbatch_size}: {near.parts}; "
+        f"usable {gib(near.have)}{others}",
         where=_asked(space),
-        fix=_room(space, need=need, machine=machine),
+        fix=_room(space, near, shapes),
     )
 
 
@@ -202,32 +215,70 @@ def _asked(space: Space) -> str:
     return "  ".join(asked)
 
 
-def _room(space: Space, *, need: float, machine: str) -> str:
-    if machine == "local":
-        return f"cloud.memory_per_gpu={ceil(need / (1 << 20))}MiB   or   more cloud.nodes"
-    if space.num_stages is not None or space.recompute == (False,):
-        return "leave planner.pipeline_parallel and planner.recompute free"
-    return "allow machines with larger GPUs, more GPUs a machine, or more machines"
+def _room(space: Space, near: _Near, shapes: Sequence[Shapes]) -> str:
+    """The least that would help: memory, machines, or a choice taken back."""
+    group = next(g for g in shapes if g.machine_type.name == near.machine)
+    options = []
+    if not group.machine_type.gpu.has_context:
+        options.append(f"cloud.memory_per_gpu={ceil(near.need / MIB)}MiB")
+    enough = _machines_that_fit(group)
+    if enough is not None:
+        key = "cloud.max_nodes" if group.machine_type.gpu.has_context else "cloud.nodes"
+        options.append(f"{key}={enough}")
+    if space.num_stages is not None:
+        options.append("planner.pipeline_parallel=null")
+    if space.recompute == (False,):
+        options.append("planner.recompute=true")
+    if space.microbatch_sizes is not None and min(space.microbatch_sizes) > 1:
+        options.append("planner.microbatch_size=1")
+    return "   or   ".join(options) or "allow a machine type with more memory per GPU"
 
 
-def _closest(group: Shapes) -> tuple[float, int, str, Shape, str] | None:
-    """(bytes needed, bytes there, machine type, shape, parts) of the least demanding shape."""
-    best: tuple[float, int, str, Shape, str] | None = None
+def _machines_that_fit(group: Shapes) -> int | None:
+    """Fewest machines of this type that hold the model in some cut."""
+    sizes = [
+        shape.num_gpus
+        for index, shape in enumerate(group.all)
+        if group.fits[index]
+        and group.fit(index, num_replicas=1, num_microbatches=shape.num_stages) is not None
+    ]
+    return ceil(min(sizes) / group.machine_type.num_gpus) if sizes else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Near:
+    """The least demanding layout of a machine type that its GPUs are enough for."""
+
+    need: float
+    have: int
+    machine: str
+    shape: Shape
+    parts: str
+
+
+def _closest(group: Shapes, *, num_gpus: int) -> _Near | None:
+    best: _Near | None = None
     for shape in group.all:
+        if shape.num_gpus > num_gpus:
+            continue
         terms = max(
             (_terms(group, shape, stage) for stage in range(shape.num_stages)), key=peak_bytes
         )
         need = peak_bytes(terms)
-        if best is None or need < best[0]:
-            parts = " + ".join(f"{t.name} {gib(t.value)}" for t in terms if t.value > 0.02 * need)
-            capacity = group.machine_type.gpu.memory_bytes
-            best = (need, capacity, group.machine_type.name, shape, parts)
+        if best is None or need < best.need:
+            best = _Near(
+                need=need,
+                have=group.machine_type.gpu.memory_bytes,
+                machine=group.machine_type.name,
+                shape=shape,
+                parts=" + ".join(
+                    f"{term.name} {gib(term.value)}" for term in terms if term.value > 0.02 * need
+                ),
+            )
     return best
 
 
-def _terms(group: Shapes, shape: Shape, stage: int):  # type: ignore[no-untyped-def]
-    from sailor.planner.partition import cut_evenly
-
+def _terms(group: Shapes, shape: Shape, stage: int) -> tuple[Term, ...]:
     counts = cut_evenly(group.spec.num_layers, shape.num_stages)
     return stage_memory(
         group.coefficients(shape),

@@ -21,9 +21,11 @@ from sailor.models.spec import ModelSpec
 from sailor.parallel.boxes import allowed_degrees
 from sailor.plan import Plan, Replica, Stage
 from sailor.planner.estimate import Estimate, estimate
-from sailor.planner.pack import Group, Option, Seated, pack, share_out
+from sailor.planner.pack import Group, Option, pack, share_out
 from sailor.planner.price import Rental, rent_terms
 from sailor.planner.question import (
+    ANY_SPACE,
+    NO_LIMITS,
     Candidate,
     Job,
     Limits,
@@ -51,8 +53,8 @@ def search(
     job: Job,
     network: Network,
     objective: Objective,
-    space: Space = Space(),
-    limits: Limits = Limits(),
+    space: Space = ANY_SPACE,
+    limits: Limits = NO_LIMITS,
     profile: Profile | None = None,
 ) -> SearchResult:
     """The candidates for a job on a pool, best first.
@@ -97,7 +99,7 @@ class _Question:
         self.rejected: Counter[str] = Counter()
         self.warnings: list[str] = []
         self.shapes: dict[str, Shapes] = {}
-        self._worth_seating: dict[tuple[str, int, int], list[Fitted]] = {}
+        self._worth_seating: dict[tuple[str, int], _WorthSeating] = {}
         self._chosen: dict[tuple[str, int], tuple[Plan, Estimate] | None] = {}
 
     def candidates(self) -> tuple[Candidate, ...]:
@@ -187,8 +189,7 @@ class _Question:
                     continue
                 if not self.network.connected(a.zone.name, b.zone.name):
                     continue
-                for rentals in self._both(a, b):
-                    yield rentals
+                yield from self._both(a, b)
 
     def _both(self, a: Offer, b: Offer) -> Iterable[tuple[Rental, ...]]:
         """As many of both as capacity, quotas and the limit on machines allow."""
@@ -263,9 +264,7 @@ class _Question:
             numerics=self.job.numerics, rentals=rentals,
         )  # fmt: skip
 
-    def _candidate(
-        self, plan: Plan, value: Estimate, rentals: tuple[Rental, ...]
-    ) -> Candidate:
+    def _candidate(self, plan: Plan, value: Estimate, rentals: tuple[Rental, ...]) -> Candidate:
         hours = dollars = None
         if self.job.total_tokens is not None:
             hours = self.job.total_tokens / value.tokens_per_second / 3600
@@ -316,8 +315,7 @@ class _Question:
                     Group(
                         num_gpus=rental.num_gpus,
                         options=tuple(
-                            Option(num_gpus=f.shape.num_gpus, pipeline=f.pipeline)
-                            for f in options
+                            Option(num_gpus=f.shape.num_gpus, pipeline=f.pipeline) for f in options
                         ),
                     )
                 )
@@ -347,39 +345,11 @@ class _Question:
         return tuple(size for size in sizes if size in near) or sizes
 
     def _options(self, shapes: Shapes, *, size: int, num_gpus: int) -> list[Fitted]:
-        """The shapes worth seating: those that no smaller ones, side by side, stand in for.
-
-        Unsharded, for how many owners there will be is not known yet.
-        """
-        largest = min(num_gpus, PACK_GPUS)
-        key = (shapes.machine_type.name, size, largest)
+        """The shapes worth seating on so many GPUs, of one microbatch size."""
+        key = (shapes.machine_type.name, size)
         if key not in self._worth_seating:
-            self._worth_seating[key] = self._undominated(shapes, size, largest)
-        return self._worth_seating[key]
-
-    def _undominated(self, shapes: Shapes, size: int, largest: int) -> list[Fitted]:
-        chosen: list[Fitted] = []
-        samples = self.job.global_batch_size // size
-        usable = np.flatnonzero(
-            shapes.fits & (shapes.microbatch_size == size) & (shapes.num_gpus <= largest)
-        )
-        order = sorted(
-            usable.tolist(), key=lambda i: (shapes.num_gpus[i], shapes.pace[i], shapes.fill[i], i)
-        )
-        for index in order:
-            gpus = int(shapes.num_gpus[index])
-            pace, fill = shapes.pace[index], shapes.fill[index]
-            if any(
-                gpus % other.shape.num_gpus == 0
-                and other.pipeline.fill <= fill
-                and other.pipeline.pace * other.shape.num_gpus <= pace * gpus
-                for other in chosen
-            ):
-                continue
-            fitted = shapes.fit(index, num_replicas=2, num_microbatches=samples)
-            if fitted is not None and not fitted.optimizer_sharding:
-                chosen.append(fitted)
-        return chosen
+            self._worth_seating[key] = _WorthSeating(shapes, size)
+        return self._worth_seating[key].up_to(min(num_gpus, PACK_GPUS))
 
     def _plan(
         self, replicas: Sequence[tuple[Offer, Fitted]], *, shares: Sequence[int] | None = None
@@ -403,6 +373,45 @@ class _Question:
             replicas=tuple(built),
             sequence_length=self.job.sequence_length,
             optimizer_sharding=any(fitted.optimizer_sharding for _, fitted in replicas),
+        )
+
+
+class _WorthSeating:
+    """The shapes of one microbatch size that no smaller ones, side by side, stand in for.
+
+    Found in the order of their GPUs and only as far as somebody asks. Unsharded, for how many
+    owners there will be is not known yet.
+    """
+
+    def __init__(self, shapes: Shapes, size: int) -> None:
+        self._shapes = shapes
+        self._samples = shapes.job.global_batch_size // size
+        usable = np.flatnonzero(shapes.fits & (shapes.microbatch_size == size))
+        gpus, pace, fill = shapes.num_gpus, shapes.pace, shapes.fill
+        self._left = sorted(
+            usable.tolist(), key=lambda i: (gpus[i], pace[i], fill[i], i), reverse=True
+        )
+        self._found: list[Fitted] = []
+
+    def up_to(self, num_gpus: int) -> list[Fitted]:
+        """Those that take at most ``num_gpus``."""
+        while self._left and self._shapes.num_gpus[self._left[-1]] <= num_gpus:
+            index = self._left.pop()
+            if self._stood_in_for(index):
+                continue
+            fitted = self._shapes.fit(index, num_replicas=2, num_microbatches=self._samples)
+            if fitted is not None and not fitted.optimizer_sharding:
+                self._found.append(fitted)
+        return [fitted for fitted in self._found if fitted.shape.num_gpus <= num_gpus]
+
+    def _stood_in_for(self, index: int) -> bool:
+        gpus = int(self._shapes.num_gpus[index])
+        pace, fill = self._shapes.pace[index], self._shapes.fill[index]
+        return any(
+            gpus % other.shape.num_gpus == 0
+            and other.pipeline.fill <= fill
+            and other.pipeline.pace * other.shape.num_gpus <= pace * gpus
+            for other in self._found
         )
 
 

@@ -18,6 +18,7 @@ from sailor.cluster.network import Link, Network
 from sailor.cluster.pool import MachineType
 from sailor.models.spec import ModelSpec
 from sailor.parallel.schedule import in_flight
+from sailor.plan import tensor_parallel_problems
 from sailor.planner.memory import (
     OPTIMIZER_BYTES_PER_PARAMETER,
     Cut,
@@ -95,9 +96,9 @@ class Shapes:
     def _bound_all(self) -> None:
         """The columns that bounds are computed from, one entry for each shape."""
         self.num_gpus: IntArray = _column(s.num_gpus for s in self.all).astype(np.int64)
-        self.microbatch_size: IntArray = _column(
-            s.microbatch_size for s in self.all
-        ).astype(np.int64)
+        self.microbatch_size: IntArray = _column(s.microbatch_size for s in self.all).astype(
+            np.int64
+        )
         stages = _column(s.num_stages for s in self.all)
         ways = [self._way(shape) for shape in self.all]
         each = [way.coefficients for way in ways]
@@ -219,9 +220,7 @@ class Shapes:
             for s, n in enumerate(fitted.counts)
         )
         share = num_replicas if fitted.optimizer_sharding else 1
-        update = self.profile.update_seconds(
-            gpu=self.machine_type.gpu, num_parameters=most / share
-        )
+        update = self.profile.update_seconds(gpu=self.machine_type.gpu, num_parameters=most / share)
         return fitted.pipeline.seconds(num_microbatches) + rings + update + self.host
 
     def coefficients(self, shape: Shape) -> MemoryCoefficients:
@@ -292,9 +291,7 @@ class Shapes:
     def _way(self, shape: Shape) -> _Way:
         key = (shape.tensor_parallel, shape.microbatch_size, shape.recompute)
         if key not in self._ways:
-            self._ways[key] = _way(
-                self.profile, self.machine_type, self.spec, self.job, *key
-            )
+            self._ways[key] = _way(self.profile, self.machine_type, self.spec, self.job, *key)
         return self._ways[key]
 
     def _links_of(self, shape: Shape) -> tuple[Link, ...]:
@@ -343,7 +340,7 @@ def _shapes(machine_type: MachineType, *, spec: ModelSpec, job: Job, space: Spac
             recompute=recompute,
         )
         for degree in space.tensor_parallel_degrees or (1,)
-        if degree <= machine_type.num_gpus
+        if degree <= machine_type.num_gpus and not tensor_parallel_problems(spec, degree)
         for num_stages in _depths(spec, space)
         for size in microbatch_sizes(job, space)
         for recompute in space.recompute

@@ -73,6 +73,10 @@ class Profile(Protocol):
     @property
     def relative_error(self) -> float: ...
 
+    def __hash__(self) -> int:
+        """Profiles are values: searches remember what they were told."""
+        ...
+
     def part_seconds(
         self, part: Part, *, gpu: GpuType, tensor_parallel: int, microbatch_size: int
     ) -> PartSeconds:

@@ -1,0 +1,130 @@
+"""From a Config to a question for the planner, and to the function that re-plans during a run.
+
+Shared by action=plan, which shows the answer, and action=train, which acts on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from actions.domain import HERE, compute_dtype, is_deterministic, model_spec, total_steps
+from provision.catalog import Catalogue, cloud_catalogue, local_catalogue
+from sailor.config import Config, Dtype
+from sailor.models.spec import ModelSpec
+from sailor.parallel.boxes import allowed_degrees
+from sailor.parallel.layout import Member
+from sailor.plan import Plan
+from sailor.planner.question import Job, Limits, Objective, SearchResult, Space
+from sailor.planner.replan import replan
+from sailor.planner.search import search
+from sailor.profile.local import local_gpu
+from sailor.profile.profile import Numerics
+from sailor.units import parse_bytes, parse_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Everything the planner is asked."""
+
+    spec: ModelSpec
+    job: Job
+    space: Space
+    limits: Limits
+    objective: Objective
+    catalogue: Catalogue
+
+    def answer(self) -> SearchResult:
+        """Search. Raises NoFeasiblePlan."""
+        return search(
+            self.spec, self.catalogue.pool, job=self.job, network=self.catalogue.network,
+            objective=self.objective, space=self.space, limits=self.limits,
+        )  # fmt: skip
+
+    def replanner(self, plan: Plan) -> Callable[[Sequence[Member]], Plan]:
+        """The function the runtime calls when machines come and go in the run of ``plan``.
+
+        A deterministic run keeps its microbatch size: sums inside a microbatch are a kernel's own.
+        Raises NoFeasiblePlan when the members cannot hold the model.
+        """
+        space = self.space
+        if self.job.numerics.deterministic:
+            sizes = tuple(sorted({replica.microbatch_size for replica in plan.replicas}))
+            space = replace(space, microbatch_sizes=sizes)
+
+        def again(members: Sequence[Member]) -> Plan:
+            return replan(
+                members, spec=self.spec, job=self.job, network=self.catalogue.network, space=space
+            )
+
+        return again
+
+
+def question(config: Config) -> Question:
+    """What a configuration asks of the planner.
+
+    Raises ConfigError and CloudError for machines that do not exist.
+    """
+    spec = model_spec(config)
+    catalogue = catalogue_of(config)
+    train = config.train
+    job = Job(
+        sequence_length=train.sequence_length,
+        global_batch_size=train.global_batch_size,
+        numerics=Numerics(
+            compute_bytes=4 if compute_dtype(config) is Dtype.float32 else 2,
+            deterministic=is_deterministic(config),
+        ),
+        total_tokens=float(total_steps(config) * train.global_batch_size * train.sequence_length),
+    )
+    return Question(
+        spec=spec,
+        job=job,
+        space=_space(config, spec, catalogue),
+        limits=Limits(
+            total_dollars=config.budget.total_usd,
+            dollars_per_hour=config.budget.per_hour_usd,
+            deadline_seconds=(
+                None if config.budget.deadline is None else parse_seconds(config.budget.deadline)
+            ),
+        ),
+        objective=Objective[config.planner.objective.name],
+        catalogue=catalogue,
+    )
+
+
+def catalogue_of(config: Config) -> Catalogue:
+    """The machines a configuration allows."""
+    cloud = config.cloud
+    if cloud.name in HERE:
+        gpu = local_gpu(
+            memory_bytes=parse_bytes(cloud.memory_per_gpu),
+            num_workers=cloud.nodes * cloud.gpus_per_node,
+        )
+        return local_catalogue(gpu=gpu, nodes=cloud.nodes, gpus_per_node=cloud.gpus_per_node)
+    return cloud_catalogue(
+        cloud.name, regions=cloud.regions, zones=cloud.zones, machine_types=cloud.machine_types,
+        spot=cloud.spot, max_nodes=cloud.max_nodes,
+    )  # fmt: skip
+
+
+def _space(config: Config, spec: ModelSpec, catalogue: Catalogue) -> Space:
+    """What the user leaves free. Local runs show re-splitting, so they do without the two knobs
+    that would spare it: recompute and sharding have to be asked for there."""
+    wish = config.planner
+    here = config.cloud.name in HERE
+    free = (False,) if here else (False, True)
+    degrees = allowed_degrees(spec, max_degree=catalogue.pool.max_gpus_per_machine)
+    return Space(
+        tensor_parallel_degrees=(
+            degrees if wish.tensor_parallel is None else (wish.tensor_parallel,)
+        ),
+        microbatch_sizes=None if wish.microbatch_size is None else (wish.microbatch_size,),
+        recompute=free if wish.recompute is None else (wish.recompute,),
+        optimizer_sharding=(
+            free if wish.optimizer_sharding is None else (wish.optimizer_sharding,)
+        ),
+        num_stages=wish.pipeline_parallel,
+        num_replicas=wish.data_parallel,
+        max_machines=config.cloud.nodes if here else config.cloud.max_nodes,
+    )

@@ -1,0 +1,101 @@
+"""The memory bound: arithmetic that can be checked by hand, and monotone in everything."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sailor.cluster.gpu import GPU_TYPES
+from sailor.planner.memory import Cut, memory_coefficients, stage_bytes, stage_memory
+from sailor.planner.term import total
+from sailor.profile.profile import Numerics
+from tests.helpers.builders import a_spec
+from tests.helpers.planning import a_gpu
+
+WHOLE = Cut(num_blocks=4, first=True, last=True)
+
+
+def coefficients(spec=None, *, tp=1, size=1, tokens=16, recompute=False, width=4, exact=False):
+    return memory_coefficients(
+        spec or a_spec(), tensor_parallel=tp, microbatch_size=size, sequence_length=tokens,
+        recompute=recompute, numerics=Numerics(compute_bytes=width, deterministic=exact),
+    )  # fmt: skip
+
+
+def peak(each, cut=WHOLE, *, alive=1, owners=1, sharding=False, gpu=None):
+    return stage_bytes(
+        each, cut, num_in_flight=alive, num_owners=owners, optimizer_sharding=sharding,
+        gpu=gpu or a_gpu(),
+    )  # fmt: skip
+
+
+def test_a_whole_model_on_one_worker_has_sixteen_bytes_for_each_parameter():
+    spec = a_spec()
+    terms = stage_memory(
+        coefficients(spec), WHOLE, num_in_flight=1, num_owners=1, optimizer_sharding=False,
+        gpu=a_gpu(),
+    )  # fmt: skip
+    state = {t.name: t.value for t in terms}
+    held = state["weights"] + state["gradients"] + state["optimizer"]
+    assert held == 16 * spec.num_parameters
+
+
+def test_exact_sums_take_eight_bytes_more():
+    spec = a_spec()
+    more = peak(coefficients(spec, exact=True)) - peak(coefficients(spec))
+    assert more == 8 * spec.num_parameters
+
+
+def test_stages_of_a_tied_model_hold_the_token_matrix_twice():
+    spec = a_spec()
+    each = coefficients(spec)
+    first = each.parameters(Cut(num_blocks=2, first=True, last=False))
+    last = each.parameters(Cut(num_blocks=2, first=False, last=True))
+    assert first + last == spec.num_parameters + spec.vocab_size * spec.hidden_size
+
+
+def test_the_terms_add_up_to_the_number_the_search_uses():
+    each = coefficients(width=2, exact=True, recompute=True, tp=2)
+    for gpu in (a_gpu(), GPU_TYPES["A100-40"]):
+        terms = stage_memory(
+            each, WHOLE, num_in_flight=3, num_owners=4, optimizer_sharding=True, gpu=gpu
+        )
+        found = peak(each, alive=3, owners=4, sharding=True, gpu=gpu)
+        assert total(terms) == pytest.approx(found, rel=1e-12)  # another order of the same sum
+
+
+def test_a_driver_context_is_counted_on_gpus_only():
+    each = coefficients()
+    names = {
+        t.name
+        for t in stage_memory(
+            each, WHOLE, num_in_flight=1, num_owners=1, optimizer_sharding=False, gpu=a_gpu()
+        )
+    }
+    assert "context" not in names
+    assert peak(each, gpu=GPU_TYPES["A100-40"]) > peak(each) + (1 << 30)
+
+
+@given(
+    size=st.sampled_from([1, 2, 4]),
+    blocks=st.integers(1, 3),
+    alive=st.integers(1, 4),
+    owners=st.integers(2, 8),
+    recompute=st.booleans(),
+    ends=st.tuples(st.booleans(), st.booleans()),
+)
+def test_more_of_anything_never_takes_less_memory(size, blocks, alive, owners, recompute, ends):
+    cut = Cut(num_blocks=blocks, first=ends[0], last=ends[1])
+    bigger = Cut(num_blocks=blocks + 1, first=ends[0], last=ends[1])
+    each = coefficients(size=size, recompute=recompute)
+    base = peak(each, cut, alive=alive, owners=owners)
+    assert peak(each, bigger, alive=alive, owners=owners) > base
+    assert peak(each, cut, alive=alive + 1, owners=owners) > base
+    assert peak(coefficients(size=2 * size, recompute=recompute), cut, alive=alive) > base
+    assert peak(each, cut, alive=alive, owners=owners, sharding=True) < base
+    assert peak(coefficients(size=size, recompute=recompute, tp=2), cut, alive=alive) < base
+
+
+def test_recompute_pays_off_once_several_microbatches_are_alive():
+    assert peak(coefficients(recompute=True), alive=4) < peak(coefficients(), alive=4)
