@@ -290,6 +290,8 @@ class Worker:
                 return
             case Build():
                 with self._lock:
+                    for superseded in self._building.values():
+                        superseded.set()
                     self._building[message.generation] = threading.Event()
                 self._builds.put(message)
                 return
@@ -387,8 +389,7 @@ class Worker:
         )
 
 
-def _record(seat: Seat, outcome: StepOutcome) -> StepRecord:
-    done = outcome.record
+def _record(seat: Seat, done: StepOutcome) -> StepRecord:
     return StepRecord(
         step=done.step,
         generation=seat.generation,
