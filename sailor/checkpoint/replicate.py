@@ -242,13 +242,13 @@ class Replicator:
         *,
         identity: Identity,
         shelf: Shelf,
-        on_copied: Callable[[str, SnapshotId, int, int], Any],
+        on_done: Callable[[str, Push, int | None], None],
     ) -> None:
         self._peer = peer
         self._address = address
         self._identity = identity
         self._shelf = shelf
-        self._on_copied = on_copied  # (peer, snapshot, boxes, bytes)
+        self._on_done = on_done  # (peer, what, bytes sent; None when the peer has no copy)
         self._waiting: dict[WorkerId, Push] = {}
         self._wake = asyncio.Event()
 
@@ -265,15 +265,13 @@ class Replicator:
                 self._wake.clear()
                 await self._wake.wait()
             item = self._waiting.pop(next(iter(self._waiting)))
+            sent: int | None = None
             try:
                 with self._shelf.pinned(item.snapshot) as segment:
                     sent = await push(self._address, segment, item.boxes, identity=self._identity)
-            except KeyError:
-                continue  # overwritten while it waited: a newer one is coming
-            except TransferFailed as error:
+            except (KeyError, TransferFailed) as error:
                 log.warning("%s has no copy of %s: %s", self._peer, item.snapshot, error)
-                continue
-            self._on_copied(self._peer, item.snapshot, len(item.boxes), sent)
+            self._on_done(self._peer, item, sent)
 
 
 # Bytes

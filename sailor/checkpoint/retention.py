@@ -1,8 +1,10 @@
 """Which snapshots must be kept and which segment may be written next. Pure.
 
-A snapshot may be forgotten only when a newer one of the same writer is verified and, as far as the
-controller has told, every box of the model can be had at a newer step as well: a state that some
-other node still has to fall back to is not ours to drop. "Newer" is by (generation, step).
+A worker is granted a segment only when its newest snapshot is *safe*: verified, and copied to the
+peers that keep copies of it. Ranks take a snapshot of a step together or not at all (they vote in
+the step's last collective, see Trainer.step). So while any rank writes one, every rank's previous
+one is safe: whoever dies, there is a step that every box can be had at. No word of the controller
+is needed for it. "Newer" is by (generation, step).
 """
 
 from __future__ import annotations
@@ -26,56 +28,54 @@ class SegmentView:
     state: SegmentState
     pins: int = 0
     granted: bool = False  # its worker may be writing it
+    safe: bool = False  # verified, and copied where it must be
 
 
-def next_to_write(segments: Sequence[SegmentView], *, committed: int | None) -> str | None:
-    """Name of the segment a worker may overwrite now, or None: then the snapshot is skipped.
+def next_to_write(segments: Sequence[SegmentView], *, urgent: bool) -> str | None:
+    """Name of the segment a worker may overwrite now, or None.
 
-    ``segments`` are one worker's. A free one first, else the oldest verified one that may go.
+    ``segments`` are one worker's, of one generation. ``urgent``: the snapshot must be (a halt, a
+    step to be durable) and need not wait for the last one to be safe.
     """
     if any(segment.granted for segment in segments):
+        return None
+    used = [s for s in segments if s.state is not SegmentState.free]
+    newest = max(used, key=lambda s: _age(s.snapshot), default=None)
+    if newest is not None and not newest.safe and not urgent:
         return None
     for segment in segments:
         if segment.state is SegmentState.free:
             return segment.name
-    verified = [s for s in segments if s.state is SegmentState.verified]
-    kept = _must_keep([s.snapshot for s in verified], newest=1, committed=committed)
-    spare = [s for s in verified if s.snapshot not in kept and s.pins == 0]
-    return min(spare, key=lambda s: _age(s.snapshot)).name if spare else None
+    safe = [s for s in used if s.safe]
+    if not safe:
+        return None
+    newest_safe = max(safe, key=lambda s: _age(s.snapshot))
+    older = [s for s in safe if s is not newest_safe and s.pins == 0]
+    return min(older, key=lambda s: _age(s.snapshot)).name if older else None
 
 
-def forgettable(
-    snapshots: Iterable[SnapshotId], *, newest: int, committed: int | None
-) -> frozenset[SnapshotId]:
-    """Of one writer's verified snapshots (or copies of them): those that may be dropped."""
-    all_of_them = frozenset(snapshots)
-    return all_of_them - _must_keep(list(all_of_them), newest=newest, committed=committed)
+def superseded(snapshots: Iterable[SnapshotId], *, newest: int) -> frozenset[SnapshotId]:
+    """Of one writer's snapshots, all but the newest few."""
+    by_age = sorted(set(snapshots), key=_age)
+    return frozenset(by_age[:-newest])
 
 
 def outlived(
-    snapshots: Iterable[SnapshotId],
-    *,
-    generation: int,
-    committed: int | None,
-    current: Iterable[WorkerId],
+    snapshots: Iterable[SnapshotId], *, generation: int, current: Iterable[WorkerId]
 ) -> frozenset[SnapshotId]:
     """Snapshots of earlier generations that the present one has made superfluous.
 
-    ``current`` are this node's workers of ``generation``. With the controller's word: everything of
-    an earlier generation at an earlier step than the committed one. Without: once each of
-    ``current`` has two verified snapshots of this generation.
+    Once each of ``current``, this node's workers of ``generation``, has two verified snapshots of
+    it: the first of them is then safe on every rank.
     """
     everything = frozenset(snapshots)
-    old = {s for s in everything if s.generation < generation}
-    if committed is not None:
-        return frozenset(s for s in old if s.step < committed)
-    workers = set(current)
-    counts = {
-        worker: sum(s.worker == worker and s.generation == generation for s in everything)
-        for worker in workers
-    }
-    settled = bool(workers) and all(count >= 2 for count in counts.values())
-    return frozenset(old) if settled else frozenset()
+    counts = [
+        sum(s.worker == worker and s.generation == generation for s in everything)
+        for worker in set(current)
+    ]
+    if not counts or min(counts) < 2:
+        return frozenset()
+    return frozenset(s for s in everything if s.generation < generation)
 
 
 def abandoned(
@@ -86,17 +86,6 @@ def abandoned(
     They would be mistaken for the steps this generation is about to redo.
     """
     return frozenset(s for s in snapshots if s.generation < generation and s.step > step)
-
-
-def _must_keep(
-    snapshots: list[SnapshotId], *, newest: int, committed: int | None
-) -> frozenset[SnapshotId]:
-    by_age = sorted(snapshots, key=_age)
-    kept = set(by_age[-newest:])
-    if committed is not None:
-        reachable = [s for s in by_age if s.step <= committed]
-        kept.update(reachable[-1:])
-    return frozenset(kept)
 
 
 def _age(snapshot: SnapshotId) -> tuple[int, int]:

@@ -232,7 +232,7 @@ class Agent:
     async def _on_controller(self, message: Any) -> None:
         match message:
             case m.Beat():
-                self.keeper.committed = message.committed if message.committed >= 0 else None
+                pass
             case m.Refused():
                 self.leave(f"refused: {message.reason}")
             case m.Shutdown():

@@ -46,6 +46,7 @@ class Custody:
         self._beside = beside
         self._replicators: dict[str, tuple[Replicator, asyncio.Task[None]]] = {}
         self._copied: Mapping[int, tuple[Box, ...]] = {}  # rank -> boxes that need copies
+        self._missing: dict[m.SnapshotId, set[str]] = {}  # -> peers that do not have it yet
         self._writing = asyncio.Lock()  # one checkpoint at a time
         self._written: dict[tuple[int, int], m.Persisted] = {}
 
@@ -56,6 +57,9 @@ class Custody:
         for _, task in self._replicators.values():
             task.cancel()
         self._replicators = {}
+        for snapshot in self._missing:
+            self._keeper.mark_safe(snapshot)  # of an earlier generation: nobody waits for it
+        self._missing = {}
         self._copied = needing_copies(layout)
         for peer in prepare.copies.get(self._node, ()):
             address = prepare.peers.get(peer)
@@ -67,7 +71,7 @@ class Custody:
                 address,
                 identity=self._identity,
                 shelf=self._keeper,
-                on_copied=self._on_copied,
+                on_done=self._on_pushed,
             )
             self._replicators[peer] = (replicator, asyncio.ensure_future(replicator.run()))
 
@@ -77,29 +81,38 @@ class Custody:
             task.cancel()
 
     def copy(self, snapshot: m.SnapshotId, layout: Layout) -> None:
-        """A snapshot was verified: its boxes that no other node has go to the peers."""
+        """A snapshot was verified: its boxes that no other node has go to the peers.
+
+        When all peers have them, or cannot have them, it is marked safe.
+        """
         rank = layout.rank_of(snapshot.worker)
         boxes = self._copied.get(rank, ()) if rank is not None else ()
-        if not boxes:
+        if not boxes or not self._replicators:
+            self._keeper.mark_safe(snapshot)
             return
-        names = tuple(box.name for box in boxes)
+        push = Push(snapshot=snapshot, boxes=tuple(box.name for box in boxes))
+        self._missing[snapshot] = set(self._replicators)
         for replicator, _ in self._replicators.values():
-            replicator.offer(Push(snapshot=snapshot, boxes=names))
+            replicator.offer(push)
 
-    def _on_copied(self, peer: str, snapshot: m.SnapshotId, boxes: int, num_bytes: int) -> None:
-        self._beside(
-            self._said(
-                m.Snapshotted(
-                    generation=snapshot.generation,
-                    node=self._node,
-                    snapshot=snapshot,
-                    boxes=boxes,
-                    bytes=num_bytes,
-                    stall_s=0.0,
-                    peer=peer,
-                )
+    def _on_pushed(self, peer: str, push: Push, sent: int | None) -> None:
+        snapshot = push.snapshot
+        missing = self._missing.get(snapshot, set())
+        missing.discard(peer)
+        if not missing:
+            self._missing.pop(snapshot, None)
+            self._keeper.mark_safe(snapshot)
+        if sent is not None:
+            copied = m.Snapshotted(
+                generation=snapshot.generation,
+                node=self._node,
+                snapshot=snapshot,
+                boxes=len(push.boxes),
+                bytes=sent,
+                stall_s=0.0,
+                peer=peer,
             )
-        )
+            self._beside(self._said(copied))
 
     async def _said(self, message: m.Message) -> None:
         await self._tell(message)

@@ -20,9 +20,9 @@ from sailor.checkpoint.retention import (
     KEPT_VERSIONS,
     SegmentView,
     abandoned,
-    forgettable,
     next_to_write,
     outlived,
+    superseded,
 )
 from sailor.checkpoint.segment import CorruptSnapshot, Segment, SegmentState
 from sailor.parallel.layout import WorkerId
@@ -31,6 +31,7 @@ from sailor.runtime.messages import Holding, SnapshotId
 log = logging.getLogger(__name__)
 
 SEGMENTS_PER_WORKER = 2
+MOST_SEGMENTS_PER_WORKER = 3  # with one for a snapshot that must be while both others are needed
 
 Boxes = Sequence[tuple[str, tuple[int, ...]]]
 
@@ -52,6 +53,7 @@ class Entry:
     seat: tuple[WorkerId, int] | None = None
     granted: bool = False
     sealing: bool = False
+    safe: bool = False  # verified, and copied where it must be
     pins: int = 0
     doomed: bool = False  # to be freed when nobody reads it any more
 
@@ -76,7 +78,6 @@ class Keeper:
         self._grant = grant  # (worker, generation, segment): tell the worker
         self._entries: list[Entry] = []
         self._seats: dict[tuple[WorkerId, int], bool] = {}  # -> whether it needs one urgently
-        self.committed: int | None = None
 
     # Segments of own workers
 
@@ -114,11 +115,11 @@ class Keeper:
             return
         self._seats[seat] = True
         self._offer()
-        if not self._seats.get(seat):
-            return
         mine = self._of_seat(seat)
+        if any(entry.granted for entry in mine) or len(mine) >= MOST_SEGMENTS_PER_WORKER:
+            return
         boxes = [(at.name, at.shape) for at in mine[0].segment.manifest.boxes]
-        with contextlib.suppress(OutOfSnapshotMemory):  # then the next one that is unpinned
+        with contextlib.suppress(OutOfSnapshotMemory):  # then the next one that comes free
             await self._new(worker, boxes, Use.own, seat=seat)
             self._offer()
 
@@ -132,8 +133,7 @@ class Keeper:
         if (snapshot.generation, snapshot.step) != (generation, step):
             self._free(entry)
             raise CorruptSnapshot("written for another step than told", where=path)
-        entry.sealing = True
-        self._offer()  # the other segment may be free to write meanwhile
+        entry.sealing, entry.safe = True, False
         try:
             await asyncio.to_thread(entry.segment.seal)
         except CorruptSnapshot:
@@ -143,6 +143,13 @@ class Keeper:
             entry.sealing = False
         self._offer()
         return snapshot
+
+    def mark_safe(self, snapshot: SnapshotId) -> None:
+        """It is where it must be (or cannot get there): the next one may be written."""
+        for entry in self._entries:
+            if entry.held and entry.segment.snapshot == snapshot:
+                entry.safe = True
+        self._offer()
 
     # What is held
 
@@ -185,17 +192,12 @@ class Keeper:
             outlived(
                 [e.segment.snapshot for e in held],
                 generation=generation,
-                committed=self.committed,
                 current=current,
             )
         )
         copies = [e.segment.snapshot for e in held if e.use is Use.copy]
         for writer in {snapshot.worker for snapshot in copies}:
-            gone |= forgettable(
-                [s for s in copies if s.worker == writer],
-                newest=KEPT_VERSIONS,
-                committed=self.committed,
-            )
+            gone |= superseded([s for s in copies if s.worker == writer], newest=KEPT_VERSIONS)
         self._forget(gone)
         self._offer()
 
@@ -223,7 +225,7 @@ class Keeper:
             for e in self._entries
             if e.use is Use.copy and e.held and e.segment.snapshot.worker == segment.snapshot.worker
         ]
-        self._forget(forgettable(versions, newest=KEPT_VERSIONS, committed=self.committed))
+        self._forget(superseded(versions, newest=KEPT_VERSIONS))
 
     def discard(self, segment: Segment) -> None:
         """It has served, or came to nothing."""
@@ -248,9 +250,9 @@ class Keeper:
 
     def _offer(self) -> None:
         """Grant every seat that has no grant a segment, where the rules allow one."""
-        for seat in self._seats:
+        for seat, urgent in self._seats.items():
             mine = self._of_seat(seat)
-            chosen = next_to_write([_view(entry) for entry in mine], committed=self.committed)
+            chosen = next_to_write([_view(entry) for entry in mine], urgent=urgent)
             entry = self._find(chosen) if chosen is not None else None
             if entry is not None:
                 entry.granted = True
@@ -285,11 +287,11 @@ class Keeper:
 
 
 def _view(entry: Entry) -> SegmentView:
-    # While it is being hashed a written segment is nobody's to write.
     return SegmentView(
         name=str(entry.segment.path),
         snapshot=entry.segment.snapshot,
         state=entry.segment.state,
         pins=entry.pins,
         granted=entry.granted,
+        safe=entry.safe and entry.held,
     )

@@ -251,13 +251,7 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class Beat(Message, frozen=True, kw_only=True):
-    """Answer to a heartbeat.
-
-    ``committed``: the newest step at which every box is in a verified snapshot; agents keep theirs
-    of that step. -1: not known, they keep their newest.
-    """
-
-    committed: int = -1
+    """Answer to a heartbeat."""
 
 
 class Prepare(Message, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ class Seat:
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
     step: int = -1
     snapshot_step: int = -1  # newest step copied into a segment
-    skipped: int = 0  # snapshots that found no segment free
+    skipped: int = 0  # snapshots not taken because some rank had no room
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -77,13 +77,12 @@ class Snapshot:
 def write_snapshot(seat: Seat, *, wait_s: float) -> Snapshot | None:
     """Copy the seat's boxes, as they are after its step, into a granted segment.
 
-    Waits at most ``wait_s`` for a grant. None when there was none: the snapshot is skipped.
+    Waits at most ``wait_s`` for a grant. None when there was none.
     """
     began = time.monotonic()
     try:
         path = seat.grants.get(timeout=wait_s) if wait_s > 0 else seat.grants.get_nowait()
     except queue.Empty:
-        seat.skipped += 1
         return None
     segment = seat.segments[path]
     segment.begin(generation=seat.generation, step=seat.step)

@@ -120,7 +120,7 @@ class Tenure:
         """A word of the controller to this node about a generation."""
         match message:
             case m.Prepare():
-                self._beside(self._prepare(message))
+                self._beside(self._prepare(message, self._open_part(message)))
             case m.Halt():
                 await self._halt(message)
             case m.Switch():
@@ -181,15 +181,20 @@ class Tenure:
 
     # Prepare and drop
 
-    async def _prepare(self, prepare: m.Prepare) -> None:
+    def _open_part(self, prepare: m.Prepare) -> Part:
+        """At once, so that a Drop right behind the Prepare finds it."""
         run = self._run
         assert run is not None
         layout = Layout(
             plan=prepare.plan, spec=run.spec, pieces=run.pieces, workers=prepare.workers
         )
         mine = tuple(w for w in layout.workers if w.node == self._facts.node)
-        part = Part(prepare=prepare, layout=layout, workers=mine)
-        self._parts[prepare.generation] = part
+        part = self._parts[prepare.generation] = Part(prepare=prepare, layout=layout, workers=mine)
+        return part
+
+    async def _prepare(self, prepare: m.Prepare, part: Part) -> None:
+        run, layout, mine = self._run, part.layout, part.workers
+        assert run is not None
         missing = [w for w in mine if w not in self._nursery.children]
         if missing:
             await self._fail(prepare.generation, f"worker {missing[0]} does not live")

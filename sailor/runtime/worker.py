@@ -182,15 +182,22 @@ class Worker:
     def _step(self, seat: Seat) -> bool:
         """One step and what is due after it. Whether all ranks voted to stop here."""
         train = seat.settings.train
-        outcome = seat.trainer.step(seat.step + 1, stop=seat.stop.is_set())
+        outcome = seat.trainer.step(
+            seat.step + 1, stop=seat.stop.is_set(), room=lambda: not seat.grants.empty()
+        )
         seat.step += 1
         self._move(Doing.training, step=seat.step)
         record = _record(seat, outcome)
         seat.records.append(record)
         last = seat.step == train.total_steps
         durable = last or (train.persist_every > 0 and seat.step % train.persist_every == 0)
-        if durable or seat.step % max(train.snapshot_every, 1) == 0:
-            self._snapshot(seat, must=durable)
+        if durable:
+            self._snapshot(seat, must=True)
+        elif seat.step % max(train.snapshot_every, 1) == 0:
+            if outcome.room:  # everywhere: all ranks snapshot this step, or none does
+                self._snapshot(seat, must=False)
+            else:
+                seat.skipped += 1
         if last or (train.eval_every > 0 and seat.step % train.eval_every == 0):
             record = msgspec.structs.replace(record, eval_loss=seat.trainer.evaluate())
             seat.records[-1] = record
@@ -290,6 +297,8 @@ class Worker:
                 return
             case Build():
                 with self._lock:
+                    for superseded in self._building.values():
+                        superseded.set()
                     self._building[message.generation] = threading.Event()
                 self._builds.put(message)
                 return
@@ -387,8 +396,7 @@ class Worker:
         )
 
 
-def _record(seat: Seat, outcome: StepOutcome) -> StepRecord:
-    done = outcome.record
+def _record(seat: Seat, done: StepOutcome) -> StepRecord:
     return StepRecord(
         step=done.step,
         generation=seat.generation,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -57,7 +57,8 @@ class StepOutcome:
 
     ``loss`` is the mean over the global batch in nats per token, before the update. Samples are
     counted from the start of the run: step s has [first_sample, first_sample + num_samples).
-    ``stop``: some rank asked to stop after this step, and every rank knows it.
+    ``stop``: some rank asked to stop after this step, and every rank knows it. ``room``: every rank
+    has room for a snapshot, so that all take one of this step or none does.
     """
 
     step: int
@@ -70,6 +71,17 @@ class StepOutcome:
     first_sample: int
     num_samples: int
     stop: bool
+    room: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Agreed:
+    """What every rank knows after a step's last collective."""
+
+    loss: float
+    grad_norm: float
+    stop: bool
+    room: bool
 
 
 class Trainer:
@@ -168,10 +180,13 @@ class Trainer:
 
     # Work
 
-    def step(self, step: int, *, stop: bool) -> StepOutcome:
+    def step(
+        self, step: int, *, stop: bool, room: Callable[[], bool] = lambda: True
+    ) -> StepOutcome:
         """Train on the global batch of ``step`` (the first is 1). Collective.
 
-        ``stop`` is this rank's vote to stop afterwards. Raises Aborted, with nothing applied here,
+        ``stop`` is this rank's vote to stop afterwards; ``room``, asked as late as possible, is
+        its vote on whether it could take a snapshot. Raises Aborted, with nothing applied here,
         or NotFinite, with nothing applied anywhere.
         """
         began = time.monotonic()
@@ -186,8 +201,9 @@ class Trainer:
         with self._phase("reduce"):
             self._sum.reduce(self._owners)
         with self._phase("norm"):
-            loss, grad_norm, stopping = self._agree(losses, stop)
+            agreed = self._agree(losses, stop=stop, room=room())
         self._clean = True
+        loss, grad_norm = agreed.loss, agreed.grad_norm
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NotFinite(step=step, loss=loss, grad_norm=grad_norm)
         settings = self.settings
@@ -200,7 +216,7 @@ class Trainer:
             step=step, loss=loss, tokens=self.layout.plan.tokens_per_step, grad_norm=grad_norm,
             learning_rate=rate, seconds=time.monotonic() - began, phases=self._phases,
             first_sample=(step - 1) * settings.global_batch_size,
-            num_samples=settings.global_batch_size, stop=stopping,
+            num_samples=settings.global_batch_size, stop=agreed.stop, room=agreed.room,
         )  # fmt: skip
 
     def evaluate(self) -> float:
@@ -260,16 +276,16 @@ class Trainer:
             targets=both[:, 1:] if self._pipeline.last else None,
         )
 
-    def _agree(self, losses: list[torch.Tensor], stop: bool) -> tuple[float, float, bool]:
-        """One sum over the world: squared norm per box, loss per microbatch, stop votes.
+    def _agree(self, losses: list[torch.Tensor], *, stop: bool, room: bool) -> _Agreed:
+        """One sum over the world: squared norm per box, loss per microbatch, votes.
 
         Every number has one contributor, so the sum carries it as it is; each rank then adds them
         up in the same exact way. Before: everybody has their part; after: mean loss, gradient
-        norm, whether to stop, alike everywhere.
+        norm and what was voted, alike everywhere.
         """
         plan, at = self.layout.plan, self.layout.coordinates[self.rank]
         num_boxes, num_microbatches = len(self.layout.owners), plan.num_microbatches
-        numbers = torch.zeros(num_boxes + num_microbatches + 2, dtype=torch.float64)
+        numbers = torch.zeros(num_boxes + num_microbatches + 3, dtype=torch.float64)
         if self._counted:
             gradients = self._state.gradients
             views = [slot.box_of(slot.of(gradients), box) for _, slot, box in self._counted]
@@ -278,19 +294,23 @@ class Trainer:
         if losses and at.tensor_rank == 0:
             first = num_boxes + self.layout.microbatch_offset(at.replica)
             numbers[first : first + len(losses)] = torch.stack(losses).double().cpu()
-        numbers[-2] = self._sum.magnitude()
+        numbers[-3] = self._sum.magnitude()
+        numbers[-2] = float(not room)
         numbers[-1] = float(stop)
         numbers = numbers.to(self.device)
         self._world.all_reduce(numbers).wait()
         summed = numbers.tolist()
-        if summed[-2] >= 1.0:
+        if summed[-3] >= 1.0:
             log.warning(
                 "gradients are too large for exact sums: from here on another layout may differ "
-                "in the last bits (bound %.1f of 1)", summed[-2],
+                "in the last bits (bound %.1f of 1)", summed[-3],
             )  # fmt: skip
-        grad_norm = math.sqrt(_exact_sum(summed[:num_boxes]))
-        loss = _exact_sum(summed[num_boxes:-2]) / plan.tokens_per_step
-        return loss, grad_norm, summed[-1] > 0
+        return _Agreed(
+            loss=_exact_sum(summed[num_boxes:-3]) / plan.tokens_per_step,
+            grad_norm=math.sqrt(_exact_sum(summed[:num_boxes])),
+            stop=summed[-1] > 0,
+            room=summed[-2] == 0,
+        )
 
     def _boxes_counted_here(self) -> list[tuple[int, Slot, Box]]:
         """The boxes whose lowest owner this rank is, with their place in the vector of all."""

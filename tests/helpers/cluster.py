@@ -84,7 +84,6 @@ class Cluster:
         self.identity: Identity = create_identity(tmp_path / "identity", run=run)
         self.agents: dict[str, AgentProcess] = {}
         self.lease_s = 30.0
-        self.committed = -1
         self.store = KeyStore()
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -123,7 +122,7 @@ class Cluster:
                 message = await link.receive()
                 match message:
                     case m.Heartbeat():
-                        await link.send(m.Beat(committed=self.committed))
+                        await link.send(m.Beat())
                     case m.StoreSet():
                         await self.store.set(message.generation, message.key, message.value)
                         continue
