@@ -56,8 +56,6 @@ def main() -> None:
         fail(error, session)
     except KeyboardInterrupt:
         session.codes.append(130)
-    except ModuleNotFoundError as error:
-        fail(complaints.not_installed(error.name or ""), session)
     except Exception as error:  # the last line of defence: a bug is ours, and is told as such
         apologise(error, session)
     if session.json and session.documents:
@@ -198,7 +196,14 @@ def fail(error: SailorError, session: Session) -> None:
 
 
 def apologise(error: Exception, session: Session) -> None:
-    """E901: our fault. The traceback goes to a file, its name to the terminal."""
+    """E901: our fault. The traceback goes to a file, its name to the terminal.
+
+    A library that is not there is not our fault, and is told as E605.
+    """
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and not (ROOT / missing.partition(".")[0]).is_dir():
+        fail(complaints.not_installed(missing), session)
+        return
     with tempfile.NamedTemporaryFile(
         "w", prefix="sailor-bug-", suffix=".txt", delete=False
     ) as file:

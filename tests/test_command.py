@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import run
-from actions import ACTIONS, complaints
+from actions import ACTIONS
 from sailor.errors import (
     CloudError,
     ConfigError,
@@ -141,9 +141,12 @@ def test_a_bug_is_told_as_ours_with_its_traceback_in_a_file(capsys):
 
 
 def test_a_missing_library_is_not_called_a_bug(capsys):
-    run.fail(complaints.not_installed("hydra"), session := run.Session(arguments=[]))
+    error = ModuleNotFoundError("No module named 'hydra.core'", name="hydra.core")
+    run.apologise(error, session := run.Session(arguments=[]))
     assert session.exit_code == 2
-    assert "pip install -e ." in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "error[E605]" in printed
+    assert "pip install -e ." in printed
 
 
 @pytest.mark.parametrize(
