@@ -7,7 +7,6 @@ a command line in actions/complaints.py, the exit codes in docs/architecture.md.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from actions import ACTIONS, complaints, help_page
-from actions.arguments import command, expand, is_known, refuse_unknown_keys, unknown_keys
+from actions.arguments import command, expand, is_known, options, refuse_unknown_keys, unknown_keys
 from sailor.config import Config, ModelConfig, Output, flatten
 from sailor.errors import SailorError
 from sailor.observe.redact import redact, redact_fields
@@ -56,13 +55,14 @@ def main() -> None:
         fail(error, session)
     except KeyboardInterrupt:
         session.codes.append(130)
-    except ModuleNotFoundError as error:
-        fail(complaints.not_installed(error.name or ""), session)
     except Exception as error:  # the last line of defence: a bug is ours, and is told as such
         apologise(error, session)
     if session.json and session.documents:
+        import msgspec
+
         several = len(session.documents) > 1
-        print(json.dumps(session.documents if several else session.documents[0], indent=2))
+        document = msgspec.json.encode(session.documents if several else session.documents[0])
+        print(msgspec.json.format(document, indent=2).decode())  # NaN has become null
     raise SystemExit(session.exit_code)
 
 
@@ -97,11 +97,14 @@ def compose(arguments: list[str], session: Session) -> None:
             override=error.override, message=error.message, arguments=session.arguments
         ) from error
     except MissingConfigException as error:
-        group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        if not group:
+        group, _, name = (error.missing_cfg_file or "").partition("/")
+        if not name and not (ROOT / "conf" / group).is_dir():
             raise complaints.ambiguous(str(error), arguments=session.arguments) from error
         raise complaints.unknown_option(
-            group=group, name=name, available=error.options or (), arguments=session.arguments
+            group=group,
+            name=name,
+            available=sorted({*options(group, root=ROOT), *(error.options or ())}),
+            arguments=session.arguments,
         ) from error
     except ValueError as error:  # Hydra: a group was given a number or null
         wrong = complaints.not_an_option(session.arguments, root=ROOT)
@@ -198,7 +201,14 @@ def fail(error: SailorError, session: Session) -> None:
 
 
 def apologise(error: Exception, session: Session) -> None:
-    """E901: our fault. The traceback goes to a file, its name to the terminal."""
+    """E901: our fault. The traceback goes to a file, its name to the terminal.
+
+    A library that is not there is not our fault, and is told as E605.
+    """
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and not (ROOT / missing.partition(".")[0]).is_dir():
+        fail(complaints.not_installed(missing), session)
+        return
     with tempfile.NamedTemporaryFile(
         "w", prefix="sailor-bug-", suffix=".txt", delete=False
     ) as file:

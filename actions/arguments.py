@@ -18,6 +18,10 @@ from sailor.errors import ConfigError
 PROGRAM = "python run.py"
 _LIST_KEYS = f"{PROGRAM} --cfg job   lists every key"
 _LENGTHS = {"train.steps": "train.tokens", "train.tokens": "train.steps"}
+_FLAGS_WITH_VALUE = (
+    "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn",
+    "--config-dir", "-cd", "--info", "-i",
+)  # fmt: skip
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -32,12 +36,17 @@ def expand(arguments: Sequence[str], *, root: Path) -> list[str]:
     given = {key_of(argument) for argument in arguments}
     flags: list[str] = []
     expanded: list[str] = []
-    for argument in arguments:
+    words = iter(arguments)
+    for argument in words:
         key, _, value = argument.partition("=")
         other = _LENGTHS.get(key_of(argument) or "")
-        if key.lstrip("+") == "recipe":
+        if argument.startswith("-"):
+            flags.append(argument)
+            if argument in _FLAGS_WITH_VALUE:
+                flags += [word for word in [next(words, None)] if word is not None]
+        elif key.lstrip("+") == "recipe":
             path = _recipe(value, root=root, arguments=arguments)
-            flags = ["--config-dir", str(path.parent), "--config-name", path.stem]
+            flags += ["--config-dir", str(path.parent), "--config-name", path.stem]
         elif key == "faults" and _is_path(value, options=options("faults", root=root)):
             expanded += ["faults=file", f"faults.path={quoted(value)}"]
         elif other is not None and other not in given:

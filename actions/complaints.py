@@ -16,6 +16,7 @@ from actions.arguments import PROGRAM, command, key_of, nearest_option, options
 from sailor.errors import ConfigError
 from sailor.rules import Problem
 
+_HELP = f"{PROGRAM} --help"
 _NOT_NAMES = ("null", "true", "false")  # what Hydra does not take for a name
 
 
@@ -24,19 +25,24 @@ def unknown_option(
 ) -> ConfigError:
     """E102: ``model=gpt_2b`` when there is no such file in the group."""
     ranked = nearest_option(name, available)
-    place = f"{group}={name}"
+    place = _place(group, arguments)
+    why = "options, nearest first: " + ", ".join(ranked)
+    if place is None and group in ("train", "optim"):  # they follow the model
+        why += f"\na model of your own needs {group}=OPTION, or conf/{group}/{name}.yaml"
     if group == "budget" and _is_number(name):
-        fix = _replaced(arguments, place, f"budget.total_usd={name}")
+        better = f"budget.total_usd={name}"
+    elif group == "data" and "/" in name:
+        better = f"data=text data.path={name}"
     elif ranked:
-        fix = _replaced(arguments, place, f"{group}={ranked[0]}")
+        better = f"{group}={ranked[0]}"
     else:
-        fix = f"{PROGRAM} --help   lists the groups"
+        better = ""
     return ConfigError(
         f"{group} has no option {name!r}",
         code="E102",
-        why="options, nearest first: " + ", ".join(ranked),
-        where=place,
-        fix=fix,
+        why=why,
+        where=place or f"{group}={name}",
+        fix=_replaced(arguments, place or "", *better.split()) if better else _HELP,
     )
 
 
@@ -148,6 +154,10 @@ def secret(keys: Sequence[str]) -> ConfigError:
 def wrong_values(problems: Sequence[Problem], *, arguments: Sequence[str]) -> ConfigError:
     """One error for everything found wrong. Overrides among the fixes correct the command."""
     corrected, loose = list(arguments), []
+    first: dict[str, Problem] = {}
+    for problem in problems:
+        first.setdefault(problem.key, problem)  # a wrong type makes other rules complain as well
+    problems = list(first.values())
     for problem in problems:
         single = "=" in problem.fix and " " not in problem.fix and "<" not in problem.fix
         place = _place(problem.key, corrected)
@@ -174,11 +184,10 @@ def _place(key: str, arguments: Sequence[str]) -> str | None:
     return next((a for a in reversed(arguments) if key_of(a) == key), None)
 
 
-def _replaced(arguments: Sequence[str], place: str, by: str) -> str:
-    """The command with one argument replaced, or with the new one added."""
-    if place in arguments:
-        return command([by if argument == place else argument for argument in arguments])
-    return command([*arguments, by])
+def _replaced(arguments: Sequence[str], place: str, *by: str) -> str:
+    """The command with one argument replaced, or with the new ones added."""
+    index = arguments.index(place) if place in arguments else len(arguments)
+    return command([*arguments[:index], *by, *arguments[index + 1 :]])
 
 
 def _is_number(text: str) -> bool:

@@ -9,6 +9,8 @@ from rich.console import Console as RichConsole
 
 from sailor.config import Output
 
+_PIPE_WIDTH = 160
+
 
 class Console(RichConsole):
     """A rich console that keeps standard output clean when a program is reading it.
@@ -18,7 +20,10 @@ class Console(RichConsole):
     """
 
     def __init__(self, *, output: Output = Output.text, command: str = "") -> None:
-        super().__init__(file=sys.stderr if output is Output.json else sys.stdout, highlight=False)
+        stream = sys.stderr if output is Output.json else sys.stdout
+        # A file or a pipe has no width of its own: tables are not squeezed into 80 columns there.
+        width = None if stream.isatty() else _PIPE_WIDTH
+        super().__init__(file=stream, highlight=False, width=width)
         self.output = output
         self.command = command  # as typed, for the record
         self.documents: list[Any] = []

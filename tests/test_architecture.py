@@ -11,6 +11,8 @@ import pytest
 
 from tests.helpers.compose import ROOT
 
+WIRE = ("sailor.runtime.messages", "sailor.runtime.identity", "sailor.runtime.transport")
+
 # Room -> rooms it may import, itself aside. A room is the longest entry that starts a module's
 # name. Everybody may import the small change at the end of this table.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -30,9 +32,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sailor.models.spec": set(),
     "sailor.models": {"sailor.models.spec", "sailor.parallel"},
     "sailor.profile": {"sailor.plan", "sailor.models.spec", "sailor.cluster"},
-    # of parallel: schedule, layout and boxes, which are torch-free; see the test at the end
     "sailor.planner": {
-        "sailor.profile", "sailor.plan", "sailor.models.spec", "sailor.cluster", "sailor.parallel",
+        "sailor.profile", "sailor.plan", "sailor.models.spec", "sailor.cluster",
+        "sailor.parallel.boxes", "sailor.parallel.schedule", "sailor.parallel.layout",
     },
     "sailor.parallel": {"sailor.plan", "sailor.models.spec", "sailor.models"},
     "sailor.data": set(),
@@ -41,8 +43,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sailor.parallel", "sailor.models", "sailor.models.spec", "sailor.data", "sailor.plan",
         "sailor.training.settings",
     },
-    "sailor.checkpoint": {"sailor.parallel", "sailor.models.spec", "sailor.plan"},
+    "sailor.checkpoint": {
+        "sailor.parallel", "sailor.models.spec", "sailor.plan", *WIRE,
+    },
+    # The wire lies below both: what is said, how, and who may speak.
+    "sailor.runtime.messages": {
+        "sailor.models.spec", "sailor.parallel.layout", "sailor.plan", "sailor.training.settings",
+    },
+    "sailor.runtime.identity": set(),
+    "sailor.runtime.transport": {"sailor.runtime.messages", "sailor.runtime.identity"},
     "sailor.runtime": {
+        *WIRE, "sailor.log",
         "sailor.training", "sailor.training.settings", "sailor.checkpoint", "sailor.parallel",
         "sailor.plan", "sailor.models.spec", "sailor.models", "sailor.data", "sailor.cluster",
         "sailor.faults",
@@ -66,7 +77,7 @@ ONLY_IN: dict[str, set[str]] = {
         "sailor.models", "sailor.parallel.comm", "sailor.parallel.tensor",
         "sailor.parallel.pipeline", "sailor.parallel.reduce", "sailor.parallel.state",
         "sailor.training", "sailor.runtime.zygote", "sailor.runtime.worker",
-        "sailor.runtime.standby", "sailor.runtime.sandbox",
+        "sailor.runtime.seat", "sailor.runtime.store_client",
     },
     "pickle": set(),
 }  # fmt: skip

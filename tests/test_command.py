@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import run
-from actions import ACTIONS, complaints
+from actions import ACTIONS
 from sailor.errors import (
     CloudError,
     ConfigError,
@@ -69,6 +69,9 @@ def test_the_configuration_can_be_printed_and_nothing_is_written(call, tmp_path)
         (["modle=gpt_1b", "+optim.lr=1"], "E101", ["did you mean model?", "fix"]),
         (["model=gpt_2b"], "E102", ["nearest first: gpt_", "python run.py model=gpt_"]),
         (["budget=300"], "E102", ["python run.py budget.total_usd=300"]),
+        (["optim=gpt_1"], "E102", ["python run.py optim=gpt_1b"]),
+        (["model=[gpt_1b,nothing]"], "E102", ["'nothing'"]),
+        (["data=some/text"], "E102", ["python run.py data=text data.path=some/text"]),
         (["action=trian"], "E102", ["python run.py action=train"]),
         (["model=", "gpt_1b"], "E103", ["space after", "python run.py model=gpt_1b"]),
         (["train"], "E103", ["python run.py action=train"]),
@@ -119,6 +122,27 @@ def test_actions_run_in_order_until_one_fails(call):
     assert "E501" in ended.stderr
 
 
+def test_flags_may_stand_between_overrides(call):
+    shown = call("model=gpt_1b", "--cfg", "job", "-p", "model", "model.num_layers=3")
+    assert "num_layers: 3" in shown.stdout, shown.stderr
+
+
+def test_a_recipe_can_be_the_primary_configuration(call):
+    shown = call("-cd", str(ROOT / "recipes"), "-cn", "undisturbed", "--cfg", "job", "-p", "run")
+    assert "name: undisturbed" in shown.stdout, shown.stderr
+
+
+def test_a_model_of_ones_own_says_what_it_is_trained_with(call, tmp_path):
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    text = (ROOT / "conf" / "model" / "gpt_tiny.yaml").read_text()
+    (tmp_path / "own" / "model" / "mine.yaml").write_text(text.replace("gpt_tiny", "mine"))
+    bare = call("-cd", "own", "model=mine", "action=status")
+    assert bare.returncode == 2
+    assert "a model of your own needs" in bare.stderr
+    full = call("-cd", "own", "model=mine", "train=gpt_tiny", "optim=adamw", "action=status")
+    assert full.returncode == 0, full.stderr
+
+
 def test_a_sweep_runs_every_job_and_ends_with_the_first_failure(call, tmp_path):
     ended = call("-m", "action=status", "run.name=nobody,null", "output=json")
     assert ended.returncode == 2
@@ -141,9 +165,12 @@ def test_a_bug_is_told_as_ours_with_its_traceback_in_a_file(capsys):
 
 
 def test_a_missing_library_is_not_called_a_bug(capsys):
-    run.fail(complaints.not_installed("hydra"), session := run.Session(arguments=[]))
+    error = ModuleNotFoundError("No module named 'hydra.core'", name="hydra.core")
+    run.apologise(error, session := run.Session(arguments=[]))
     assert session.exit_code == 2
-    assert "pip install -e ." in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "error[E605]" in printed
+    assert "pip install -e ." in printed
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_every_model_says_what_it_is_trained_with(model):
 
 
 def test_a_run_without_a_length_is_refused():
-    with pytest.raises(ConfigError, match="2 settings|nothing says how long"):
+    with pytest.raises(ConfigError, match="nothing says how long"):
         a_config("train.steps=null", "train.tokens=null")
 
 

@@ -97,7 +97,7 @@ class Arena:
         if total + needed > self.budget_bytes:
             raise OutOfSnapshotMemory(
                 f"a snapshot segment of {gib(needed)} does not fit",
-                code="snapshot-memory",
+                code="E609",
                 why=f"{gib(total)} of {gib(self.budget_bytes)} for snapshots are in use",
                 where=str(self.directory),
                 fix="raise checkpoint.memory, or let the layout give this node fewer layers",
@@ -114,7 +114,7 @@ class Arena:
             path.unlink(missing_ok=True)
             raise OutOfSnapshotMemory(
                 f"cannot reserve {gib(size)} of shared memory for a snapshot",
-                code="snapshot-memory",
+                code="E609",
                 why=str(error),
                 where=str(self.directory),
                 fix="make /dev/shm larger or lower checkpoint.memory",

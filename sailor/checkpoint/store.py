@@ -42,7 +42,7 @@ class CheckpointFailed(SailorError):
     """A durable checkpoint could not be written or completed; earlier ones are intact."""
 
     def __init__(self, what: str, *, where: str, why: str = "") -> None:
-        super().__init__(what, code="checkpoint-failed", why=why, where=where)
+        super().__init__(what, code="E601", why=why, where=where)
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):

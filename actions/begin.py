@@ -1,0 +1,64 @@
+"""What training does before the first machine is asked for: look, lock, tokenize, fill in.
+
+Ordered so that the cheapest refusals come first and nothing is left behind by any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from actions import domain
+from actions.console import Console
+from actions.preflight import check_cloud, check_port
+from actions.prepare import prepare_tokens
+from actions.run_folder import RunFolder, open_run, read_summary
+from sailor.config import Config
+from sailor.faults import Fault
+from sailor.training.settings import TrainSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beginning:
+    """A run that may start, or go on when ``folder.resumed``: its folder is open and locked."""
+
+    folder: RunFolder
+    settings: TrainSettings
+    faults: tuple[Fault, ...]
+    checkpoint_directory: str
+
+
+@contextmanager
+def begin(config: Config, console: Console) -> Iterator[Beginning | None]:
+    """Everything ready for the run of this configuration, or None when it is done already.
+
+    None has been said on the console. Raises CloudError (E406), ConfigError (E105, E106, E602,
+    E603, E606, E607) and DataError (E501 to E505).
+    """
+    check_cloud(config)
+    script = domain.faults(config)
+    with open_run(config, command=console.command) as folder:
+        if folder.is_done:
+            say_done(folder, console)
+            yield None
+            return
+        check_port(config)
+        tokens = prepare_tokens(config)
+        yield Beginning(
+            folder=folder,
+            settings=domain.train_settings(config, tokens_path=tokens.path),
+            faults=script,
+            checkpoint_directory=config.checkpoint.directory or str(folder.checkpoints.absolute()),
+        )
+
+
+def say_done(folder: RunFolder, console: Console) -> None:
+    """A run that is done stays as it is; its summary is the document again."""
+    console.print(
+        f"run {folder.name} is done; nothing was changed\n"
+        f"report   {folder.report}\n"
+        "again    run.fresh=true sets this one aside, run.name=NEW_NAME keeps both",
+        soft_wrap=True,
+    )
+    console.document(read_summary(folder.path))
