@@ -19,7 +19,7 @@ from sailor.errors import CloudError, ConfigError
 
 CLOUDS = ("gcp", "aws", "azure", "lambda", "runpod")
 OWN_CLUSTERS = ("slurm", "kubernetes")
-LOCAL_ZONE = "here"
+LOCAL_ZONES = ("local-a",)  # machines alternate between them
 LOCAL_MACHINE = "local"
 
 
@@ -92,18 +92,21 @@ def local_catalogue(*, gpu: GpuType, nodes: int, gpus_per_node: int) -> Catalogu
         network_bytes_per_second=gpu.link_bytes_per_second,
         source=gpu.source,
     )
-    offer = Offer(
-        machine_type=machine,
-        zone=Zone(name=LOCAL_ZONE, region="local", cloud="local"),
-        spot=True,
-        price_per_hour=0.0,
-        count=nodes,
-        source="this computer",
-        as_of=date.today().isoformat(),
+    offers = tuple(
+        Offer(
+            machine_type=machine,
+            zone=Zone(name=zone, region="local", cloud="local"),
+            spot=True,
+            price_per_hour=0.0,
+            count=len(range(index, nodes, len(LOCAL_ZONES))),
+            source="this computer",
+            as_of=date.today().isoformat(),
+        )
+        for index, zone in enumerate(LOCAL_ZONES)
     )
     return Catalogue(
-        pool=Pool(offers=(offer,)),
-        network=network_of((offer,)),
+        pool=Pool(offers=offers),
+        network=network_of(offers),
         as_of=None,
         label=f"this computer ({gpu.source})",
     )

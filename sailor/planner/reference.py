@@ -121,7 +121,7 @@ def evaluate(plan: Plan, *, model: ArtifactModel, network: ArtifactNetwork) -> R
 def stage_peak_bytes(
     model: ArtifactModel, stage: Stage, *, stage_index: int, num_stages: int, microbatch_size: int
 ) -> float:
-    """Peak of one stage without the constant. In-flight microbatches are not capped by the batch."""
+    """Peak of one stage without the constant; microbatches in flight are not capped."""
     degree = stage.tensor_parallel
     state = STATE_BYTES_PER_PARAMETER * sum(model.parameters[degree][i] for i in stage.layers)
     kept = sum(model.activations_kept[degree][i] for i in stage.layers)

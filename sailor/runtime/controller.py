@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from sailor.checkpoint.placement import peers
 from sailor.checkpoint.restore import Copy, Restore, choose
 from sailor.clock import Clock, WallClock
 from sailor.cluster.provisioner import NodeRequest, Provisioner, Released
-from sailor.errors import NoFeasiblePlan, SailorError
+from sailor.errors import NoFeasiblePlan
+from sailor.parallel.boxes import all_boxes
 from sailor.parallel.layout import Layout, Member
 from sailor.parallel.transition import change_between
 from sailor.plan import Plan
@@ -96,6 +97,8 @@ class Controller:
         self._restores: dict[int, Restore] = {}
         self._recorded: set[tuple[int, int]] = set()
         self._persisted: dict[int, dict[str, m.Persisted]] = {}
+        self._durable: set[int] = set()  # steps with a complete checkpoint of this start
+        self._completing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._before: Layout | None = None
         self._outcome: s.Finish | None = None
@@ -367,38 +370,57 @@ class Controller:
     # Durable checkpoints
 
     async def _on_persisted(self, node: str, part: m.Persisted) -> None:
-        """Collect the parts of a step; with the last one the checkpoint becomes complete."""
+        """Collect the parts of a step; with the last one the checkpoint becomes complete.
+
+        A node counts as saved once the step it belongs to is complete, never before.
+        """
         if part.error:
-            self._events.write(
-                "persist_failed", generation=part.generation, step=part.step, error=part.error
-            )
-            log.warning("%s could not persist step %d: %s", node, part.step, part.error)
-            if self._run.stopping is not None:
-                self._put(s.StopAsked(at=self._clock.now(), end=s.End.failed, why=part.error))
+            self._persist_failed(part.generation, part.step, part.error)
             return
-        parts = self._persisted.setdefault(part.step, {})
-        parts[node] = part
-        layout = self._run.active
-        if layout is None:
-            return
-        there = {box for each in parts.values() for box in each.boxes}
-        if there >= {box.name for box in layout.owners}:
+        async with self._completing:
+            parts = self._persisted.setdefault(part.step, {})
+            parts[node] = part
+            if part.step not in self._durable and self._covers_model(parts.values()):
+                await self._complete(part)
+        if part.step in self._durable and self._run.stopping is not None:
+            for saved in parts:
+                self._put(s.NodeSaved(at=self._clock.now(), node=saved))
+
+    def _covers_model(self, parts: Iterable[m.Persisted]) -> bool:
+        run = self.settings.run
+        there = {box for part in parts for box in part.boxes}
+        return there >= {box.name for box in all_boxes(run.spec, pieces=run.pieces)}
+
+    async def _complete(self, last: m.Persisted) -> None:
+        began = self._clock.now()
+        try:
             size = await asyncio.to_thread(
                 store.complete,
                 Path(self.settings.run.checkpoint_directory),
-                part.step,
-                list(parts.values()),
+                last.step,
+                list(self._persisted[last.step].values()),
                 settings=self.settings.run,
                 keep=self.settings.keep,
             )
-            self._events.write(
-                "persisted", generation=part.generation, step=part.step, bytes=size,
-                path=str(self.settings.run.checkpoint_directory), seconds=0.0,
-            )  # fmt: skip
-            for old in [step for step in self._persisted if step < part.step]:
-                del self._persisted[old]
-        if self._run.stopping is not None and part.step >= self._run.step:
-            self._put(s.NodeSaved(at=self._clock.now(), node=node))
+        except store.CheckpointFailed as error:
+            self._persist_failed(last.generation, last.step, str(error))
+            return
+        self._durable.add(last.step)
+        self._events.write(
+            "persisted",
+            generation=last.generation,
+            step=last.step,
+            bytes=size,
+            path=self.settings.run.checkpoint_directory,
+            seconds=self._clock.now() - began,
+        )
+        for old in [step for step in self._persisted if step < last.step]:
+            del self._persisted[old]
+
+    def _persist_failed(self, generation: int, step: int, error: str) -> None:
+        """Training goes on; older checkpoints are as they were."""
+        self._events.write("persist_failed", generation=generation, step=step, error=error)
+        log.warning("step %d is not durable: %s", step, error)
 
     # Commands
 
@@ -485,9 +507,9 @@ class Controller:
             )
         except NoFeasiblePlan as error:
             why = error.what
-        except (SailorError, ValueError) as error:
+        except Exception as error:  # whatever planning runs into, the run must hear of it
             log.exception("planning failed")
-            why = str(error)
+            why = f"planning failed: {error!r}"
         self._put(
             s.Planned(at=self._clock.now(), generation=command.generation, layout=layout, why=why)
         )
