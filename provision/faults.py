@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _CLOUDS = ("local", "trace")  # where machines are processes of this computer
 _SLOW_PERIOD_S = 0.1  # a slowed node is stopped for a part of each such period
+_SMALLEST_SNAPSHOT = 256  # bytes; the folder's own notes are smaller
 _WORKER_KINDS = (FaultKind.kill_worker, FaultKind.stop_worker)
 _NO_TARGET = (FaultKind.join, FaultKind.kill_controller)
 
@@ -284,6 +285,8 @@ def _corrupt(folder: Path | None) -> None:
         raise FileNotFoundError(f"no snapshot memory at {folder}")
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         size = path.stat().st_size
+        if size < _SMALLEST_SNAPSHOT:
+            continue
         with path.open("r+b") as file:
             for part in range(64):
                 at = size * part // 64 + size // 128

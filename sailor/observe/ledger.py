@@ -22,6 +22,7 @@ class NodeLife:
     noticed_at: float | None = None
     lost_at: float | None = None
     lost_cause: str = ""
+    fenced: bool = False
     released_at: float | None = None
     proof: str = ""
 
@@ -85,6 +86,7 @@ class Ledger:
                 self._life(event, node).noticed_at = event.t
             case "node_lost" | "fenced":
                 life = self._life(event, node)
+                life.fenced = life.fenced or event.kind == "fenced"
                 if life.lost_at is None:
                     life.lost_at = event.t
                     life.lost_cause = str(event.get("cause") or event.get("reason") or "")

@@ -163,9 +163,11 @@ def _kept(figures: Metrics) -> str:
     return "   ".join(parts)
 
 
-def _node_lost(event: Event, history: RunHistory) -> str:
+def _node_lost(event: Event, history: RunHistory) -> str | None:
     node = event["node"]
     life = next(life for life in reversed(history.ledger.lives) if life.node == node)
+    if life.fenced:
+        return None  # told already
     if life.noticed_at is not None:
         return f". {node} is gone, as announced"
     return f"! {node} lost without notice ({event.get('cause')})"

@@ -125,6 +125,12 @@ def test_a_node_that_goes_after_its_notice_is_no_surprise() -> None:
     assert tell(story.events[-1], replay(story.events)) == ". node-1 is gone, as announced"
 
 
+def test_a_node_that_was_shut_out_is_not_told_lost_as_well() -> None:
+    story = Story().start().nodes("node-1").say("fenced", node="node-1", reason="silent for 9 s")
+    story.say("node_lost", node="node-1", cause="silent for 9 s", silent_s=0.0)
+    assert tell(story.events[-1], replay(story.events)) is None
+
+
 def test_machines_not_proven_gone_are_named_at_the_end() -> None:
     story = Story().start().nodes("node-1", "node-2")
     story.say("node_released", node="node-1", proof="gone").end("failed", 1)

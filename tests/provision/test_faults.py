@@ -267,11 +267,13 @@ def test_corrupting_a_snapshot_changes_every_file_of_that_node_only(tmp_path: Pa
     for node in ("node-1", "node-2"):
         (tmp_path / node).mkdir()
         (tmp_path / node / "segment").write_bytes(bytes(1000))
+        (tmp_path / node / "owner").write_text("4242 17")
     scene = Scene(tmp_path, {"kind": "corrupt_snapshot", "target": "node-1", "at": 1})
     play(scene, lambda: scene.step(1))
     data = (tmp_path / "node-1" / "segment").read_bytes()
     assert len(data) == 1000
     assert data.count(0xFF) == 64
+    assert (tmp_path / "node-1" / "owner").read_text() == "4242 17"
     assert (tmp_path / "node-2" / "segment").read_bytes() == bytes(1000)
 
 

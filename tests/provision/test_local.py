@@ -32,6 +32,7 @@ def request(node: str, **changes: Any) -> NodeRequest:
 async def provisioner(folder: Path, *flags: str, **changes: Any) -> AsyncIterator[LocalProvisioner]:
     memory = folder / "shm"
     memory.mkdir(exist_ok=True)
+    changes = {"grace_s": 1.0, **changes}
     local = LocalProvisioner(
         run="otter",
         folder=folder,
