@@ -189,6 +189,7 @@ def _ending(history: RunHistory) -> str:
         "running": "It had not ended when this was written.",
         "interrupted": f"It was stopped on request{because}; the same command goes on.",
         "limit": f"It was stopped by a limit{because}; the same command goes on.",
+        "killed": f"It was stopped at once{because}; the same command goes on from the last save.",
         "diverged": f"It was stopped because the loss was no longer a number{because}.",
     }.get(history.status, f"It failed{because}.")
 
@@ -305,7 +306,7 @@ def _facts(history: RunHistory, figures: Metrics) -> list[tuple[str, str]]:
     exact = "exact sums" if history.start("deterministic") else "fast sums"
     snapshots = history.snapshots
     return [
-        ("configuration", str(history.start("config_digest", ""))),
+        ("configuration", str(history.start("config_digest", ""))[:12]),
         ("arithmetic", exact),
         ("batch", f"{history.start('global_batch_size')} x {history.start('sequence_length')}"),
         ("snapshots in memory", f"{snapshots.count:,}, {gib(snapshots.bytes)}, steps waited "
