@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,27 +33,43 @@ class Corpus:
     files: tuple[Path, ...]  # relative to root
 
     def fingerprint(self) -> str:
-        """Changes when a file is added, removed, resized or touched. Reads no contents."""
+        """Changes when a file is added, removed, resized or touched. Reads no contents.
+
+        Raises DataError E502.
+        """
         digest = xxhash.xxh3_128()
         for file in self.files:
-            stat = (self.root / file).stat()
+            with self._reading(file) as path:
+                stat = path.stat()
             digest.update(f"{file.as_posix()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
         return digest.hexdigest()
 
     def documents(self) -> Iterator[bytes]:
-        """The text, document by document. A file with a NUL byte is not text and is left out."""
-        total = sum((self.root / file).stat().st_size for file in self.files)
+        """The text, document by document. A file with a NUL byte is not text and is left out.
+
+        Raises DataError E502 for a file that cannot be read.
+        """
+        total = 0
+        for file in self.files:
+            with self._reading(file) as path:
+                total += path.stat().st_size
         size = min(max(total // _PARTS, MIN_DOCUMENT_BYTES), MAX_DOCUMENT_BYTES)
         for file in self.files:
-            try:
-                text = (self.root / file).read_bytes()
-            except OSError as error:
-                raise DataError(
-                    f"cannot read {file}", code="E502", where=str(self.root), why=str(error),
-                    fix="make the file readable or leave it out of data.path",
-                ) from error  # fmt: skip
+            with self._reading(file) as path:
+                text = path.read_bytes()
             if b"\0" not in text:
                 yield from _parts(text, size)
+
+    @contextmanager
+    def _reading(self, file: Path) -> Iterator[Path]:
+        """Raises DataError E502 in the name of the file."""
+        try:
+            yield self.root / file
+        except OSError as error:
+            raise DataError(
+                f"cannot read {file}", code="E502", where=str(self.root), why=str(error),
+                fix="make the file readable or leave it out of data.path",
+            ) from error  # fmt: skip
 
 
 def _parts(text: bytes, size: int) -> Iterator[bytes]:

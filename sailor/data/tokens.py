@@ -60,7 +60,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(shard.num_tokens for shard in self.held_out)
 
 
-def prepare(corpus: Corpus, *, tokenizer: Tokenizer, directory: Path) -> Manifest:
+def prepare(
+    corpus: Corpus, *, tokenizer: Tokenizer, directory: Path, shard_tokens: int = SHARD_TOKENS
+) -> Manifest:
     """Tokenize into a folder of ``directory`` named after the corpus; if it is there, only look.
 
     A folder is complete or absent: it gets its name last. One process at a time writes, others
@@ -78,7 +80,7 @@ def prepare(corpus: Corpus, *, tokenizer: Tokenizer, directory: Path) -> Manifes
         partial = directory / f"{target.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)  # of a process that died here
         partial.mkdir()
-        manifest = _write(corpus, fingerprint, tokenizer, partial)
+        manifest = _write(corpus, fingerprint, tokenizer, partial, shard_tokens)
         os.replace(partial, target)
     return msgspec.structs.replace(manifest, path=str(target))
 
@@ -114,7 +116,9 @@ def verify(manifest: Manifest) -> None:
             )  # fmt: skip
 
 
-def _write(corpus: Corpus, fingerprint: str, tokenizer: Tokenizer, path: Path) -> Manifest:
+def _write(
+    corpus: Corpus, fingerprint: str, tokenizer: Tokenizer, path: Path, shard_tokens: int
+) -> Manifest:
     """All files of the folder."""
     documents = list(corpus.documents())
     # By content, so that two copies of a text are never on both sides.
@@ -133,16 +137,17 @@ def _write(corpus: Corpus, fingerprint: str, tokenizer: Tokenizer, path: Path) -
     manifest = Manifest(
         version=VERSION, corpus=corpus.name, fingerprint=fingerprint, tokenizer=tokenizer.name,
         vocab_size=tokenizer.vocab_size, dtype=dtype.name, num_documents=len(documents),
-        train=_write_stream("train", train, tokenizer, dtype, path),
-        held_out=_write_stream("held_out", held_out, tokenizer, dtype, path),
+        train=_write_stream("train", train, tokenizer, dtype, path, shard_tokens),
+        held_out=_write_stream("held_out", held_out, tokenizer, dtype, path, shard_tokens),
     )  # fmt: skip
     (path / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
     return manifest
 
 
 def _write_stream(
-    name: str, documents: Iterable[bytes], tokenizer: Tokenizer, dtype: np.dtype, path: Path
-) -> tuple[Shard, ...]:
+    name: str, documents: Iterable[bytes], tokenizer: Tokenizer, dtype: np.dtype, path: Path,
+    shard_tokens: int,
+) -> tuple[Shard, ...]:  # fmt: skip
     """Documents end to end, each closed by the end-of-text token, in shards of whole documents."""
     shards: list[Shard] = []
     end = np.array([tokenizer.end_of_text], dtype=dtype)
@@ -164,7 +169,7 @@ def _write_stream(
         tokens = tokenizer.encode(document).astype(dtype, copy=False)
         pieces += [tokens, end]
         held += len(tokens) + 1
-        if held >= SHARD_TOKENS:
+        if held >= shard_tokens:
             flush()
     if pieces:
         flush()

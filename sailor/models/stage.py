@@ -8,11 +8,10 @@ Names of parameters are the model's own ("blocks.7.attention.query.weight"), nev
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from sailor.models.gpt import Gpt
 from sailor.models.layers import ColumnLinear
@@ -82,11 +81,7 @@ class StageModule(nn.Module):
         x_BTD: torch.Tensor = x if self.embedding is None else self.embedding(x)
         recompute = self._recompute and torch.is_grad_enabled()
         for block in self._order:
-            if recompute:
-                # No random numbers anywhere in a block, so there is no generator to rewind.
-                x_BTD = checkpoint(block, x_BTD, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x_BTD = block(x_BTD)
+            x_BTD = _recomputed(block, x_BTD) if recompute else block(x_BTD)
         return x_BTD
 
     def losses(self, x_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
@@ -106,3 +101,32 @@ class StageModule(nn.Module):
                     name = f"{path}.{attribute}"
                     tied = self._tied and name == HEAD_OUTPUT
                     yield (TOKEN_EMBEDDING if tied else name), module, attribute
+
+
+class _Recomputed(torch.autograd.Function):
+    """A block that keeps its input alone, and runs forward once more when backward comes.
+
+    torch.utils.checkpoint does the same, but its first call loads the compiler (almost 2 s). There
+    are no random numbers in a block, so there is no generator to rewind.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BTD: torch.Tensor, block: nn.Module) -> torch.Tensor:
+        ctx.block = block
+        ctx.save_for_backward(x_BTD)
+        y_BTD: torch.Tensor = block(x_BTD)
+        return y_BTD
+
+    @staticmethod
+    def backward(ctx: Any, grad_BTD: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+        (x_BTD,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x_BTD = x_BTD.detach().requires_grad_()
+            y_BTD = ctx.block(x_BTD)
+        torch.autograd.backward((y_BTD,), (grad_BTD,))
+        return x_BTD.grad, None
+
+
+def _recomputed(block: nn.Module, x_BTD: torch.Tensor) -> torch.Tensor:
+    y_BTD: torch.Tensor = _Recomputed.apply(x_BTD, block)  # type: ignore[no-untyped-call]
+    return y_BTD

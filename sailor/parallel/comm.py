@@ -174,7 +174,9 @@ class ProcessGroupCommunicator:
     def close(self) -> None:
         """Bury the group with whatever it is still doing."""
         if self._group is not None:
-            _graveyard.bury((self._group, tuple(self._under_way)), seconds=self.timeout_s)
+            stuck = any(not work.done for work, _ in self._under_way)
+            remains = (self._group, tuple(self._under_way))
+            _graveyard.bury(remains, seconds=self.timeout_s if stuck else 0.0)
             self._group = _Closed()
             self._under_way.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,32 @@ def a_replica(
         for start, stop, degree in zip(bounds[:-1], bounds[1:], degrees, strict=True)
     )
     return Replica(stages=stages, num_microbatches=microbatches, microbatch_size=size)
+
+
+def a_random_plan(
+    spec: ModelSpec, chance: random.Random, *, max_gpus: int, num_samples: int
+) -> Plan:
+    """Any valid plan with this global batch: cuts, degrees, shares and sizes are all drawn."""
+    while True:
+        replicas = []
+        left = num_samples
+        while left:
+            size = chance.choice([1, 2, 3])
+            count = chance.randint(1, 4)
+            if size * count > left:
+                size, count = 1, left
+            cuts = sorted(chance.sample(range(1, spec.num_layers), chance.randint(0, 2)))
+            degrees = tuple(chance.choice([1, 1, 2, 4]) for _ in range(len(cuts) + 1))
+            replicas.append(
+                a_replica(
+                    *cuts, microbatches=count, size=size, tp=degrees, layers=spec.num_layers,
+                    recompute=chance.random() < 0.3,
+                )
+            )  # fmt: skip
+            left -= size * count
+        plan = Plan(model=spec.name, replicas=tuple(replicas), sequence_length=LENGTH)
+        if 1 < plan.num_gpus <= max_gpus:
+            return plan
 
 
 def a_run(*replicas: Replica, spec: ModelSpec | None = None, pieces: int = 2) -> Layout:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -67,6 +68,7 @@ class Ended(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     detail: str = ""
     leave_s: float = 0.0  # from the abort to here
     eval_losses: tuple[float, ...] = ()  # before the first and after the last step
+    loaded_compiler: bool = False
 
 
 encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
@@ -168,7 +170,11 @@ class _Worker:
                 group.close()
             if job.state_out:
                 write_state(trainer, Path(job.state_out))
-        return Ended(how="done", eval_losses=tuple(eval_losses))
+        return Ended(
+            how="done",
+            eval_losses=tuple(eval_losses),
+            loaded_compiler="torch._dynamo" in sys.modules,
+        )
 
 
 def write_state(trainer, path: Path) -> None:

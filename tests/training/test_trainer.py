@@ -1,11 +1,13 @@
 """Any plan trains the same model: real processes over gloo against one process."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from tests.helpers.engine import a_gpt, a_llama, a_replica, a_run, some_settings
+from tests.helpers.engine import a_gpt, a_llama, a_random_plan, a_replica, a_run, some_settings
 
 ONE = (a_replica(microbatches=6),)
 
@@ -36,7 +38,7 @@ CLOSE = {
         a_replica(1, microbatches=4, tp=(1, 2)),
         a_replica(microbatches=2),
     ),
-    "tp4": (a_replica(microbatches=6, tp=4),),
+    "tp4": (a_replica(microbatches=3, size=4, tp=4),),  # fewer microbatches: it is slow here
     "tp2 + tp1": (a_replica(microbatches=3, tp=2), a_replica(microbatches=3)),
 }
 LOSS_TOLERANCE, WEIGHT_TOLERANCE = 1e-5, 1e-4
@@ -122,6 +124,8 @@ def test_recomputing_activations_changes_no_bit(crew, tokens, reference):
     run = trained(crew, tokens, replicas, family="gpt")
     assert run.losses == reference["gpt"].losses
     assert same_bits(run, reference["gpt"])
+    # torch loads its compiler, which takes longer than torch itself, behind innocent names.
+    assert not any(end.loaded_compiler for end in run.ends)
 
 
 def test_recomputing_repeats_the_sums_of_a_tensor_group(crew, tokens):
@@ -152,6 +156,17 @@ def test_replicas_may_take_microbatches_of_different_sizes(crew, tokens, referen
     assert furthest(run, reference["gpt"]) < WEIGHT_TOLERANCE
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_any_valid_plan_trains_the_same_model(crew, tokens, reference, seed):
+    family = ["gpt", "llama"][seed % 2]
+    spec = SPECS[family]
+    plan = a_random_plan(spec, random.Random(100 + seed), max_gpus=4, num_samples=12)
+    run = trained(crew, tokens, plan.replicas, family=family)
+    pairs = zip(run.losses, reference[family].losses, strict=True)
+    assert max(abs(a - b) for a, b in pairs) < LOSS_TOLERANCE
+    assert furthest(run, reference[family]) < WEIGHT_TOLERANCE
+
+
 def test_samples_are_counted_from_the_start_of_the_run(crew, tokens, reference):
     ranges = [(r.first_sample, r.num_samples) for r in reference["gpt"].steps[0]]
     assert ranges == [(12 * k, 12) for k in range(5)]
@@ -173,8 +188,6 @@ def test_a_loss_that_is_not_a_number_stops_every_rank_with_nothing_applied(crew,
     workers, files = crew.start(layout, settings, steps=range(1, 3), poison=poisoned)
     assert [worker.end().how for worker in workers] == ["not finite"] * 2
     untouched = crew.train(layout, settings, steps=range(1, 1))
-    from safetensors.numpy import load_file
-
     for file, before in zip(files, untouched.files, strict=True):
         a, b = load_file(file), load_file(before)
         assert all(np.array_equal(a[n], b[n]) for n in a if not n.startswith(poisoned))

@@ -1,0 +1,186 @@
+"""Groups of ranks, here in threads of one process: sums, broadcasts, and waits that are left."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sailor.parallel.comm import (
+    Aborted,
+    LoopbackCommunicator,
+    PeerLost,
+    build_groups,
+    check_runtime,
+    loopback_groups,
+)
+from tests.helpers.builders import a_layout, a_plan
+
+TIMEOUT_S = 5.0
+LEAVE_S = 0.5  # a wait looks every 20 ms; the rest is for loaded cores
+
+
+def groups_of_all(layout, *, store=None, generation=1, timeout_s=TIMEOUT_S, ranks=None, **reuse):
+    """Every rank's groups, built by as many threads, and each rank's abort event."""
+    store = store or dist.HashStore()
+    ranks = range(layout.world_size) if ranks is None else ranks
+    aborts = {rank: threading.Event() for rank in ranks}
+
+    def build(rank):
+        return build_groups(
+            layout, rank, generation=generation, store=store, abort=aborts[rank],
+            timeout_s=timeout_s, host="127.0.0.1", reuse=reuse.get(f"rank{rank}"),
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(len(aborts)) as pool:
+        return list(pool.map(build, ranks)), aborts
+
+
+@pytest.fixture
+def pair():
+    """Two replicas of one stage: a world group and a reduce group of two."""
+    groups, aborts = groups_of_all(a_layout(a_plan([], [])))
+    yield groups, aborts
+    for group in (g for rank in groups for g in rank.values()):
+        group.close()
+
+
+def world(groups):
+    return next(group for key, group in groups.items() if key.startswith("world"))
+
+
+def test_this_torch_has_the_private_names_that_groups_need():
+    check_runtime()
+
+
+def test_every_rank_of_a_mixed_plan_gets_the_groups_it_is_in():
+    layout = a_layout(a_plan([2], [], tp=1))
+    groups, _ = groups_of_all(layout)
+    for rank, built in enumerate(groups):
+        assert list(built) == [group.key for group in layout.groups_of(rank)]
+        assert all(built[g.key].rank == g.ranks.index(rank) for g in layout.groups_of(rank))
+        for group in built.values():
+            group.close()
+
+
+def test_a_sum_and_a_broadcast_reach_every_member(pair):
+    groups, _ = pair
+    tensors = [torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])]
+    for pending in [world(g).all_reduce(t) for g, t in zip(groups, tensors, strict=True)]:
+        pending.wait()
+    assert [t.tolist() for t in tensors] == [[11.0, 22.0], [11.0, 22.0]]
+    tensors[1].fill_(5.0)
+    for pending in [world(g).broadcast(t, root=1) for g, t in zip(groups, tensors, strict=True)]:
+        pending.wait()
+    assert tensors[0].tolist() == [5.0, 5.0]
+
+
+def test_an_abort_ends_a_wait_at_once_and_the_group_is_never_used_again(pair):
+    groups, aborts = pair
+    pending = world(groups[0]).all_reduce(torch.zeros(1))  # rank 1 does not take part
+    timer = threading.Timer(0.1, aborts[0].set)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(Aborted):
+        pending.wait()
+    assert time.monotonic() - began < 0.1 + LEAVE_S
+    with pytest.raises(Aborted):
+        world(groups[0]).all_reduce(torch.zeros(1))
+
+
+def test_what_is_complete_is_not_lost_to_an_abort(pair):
+    groups, aborts = pair
+    tensors = [torch.ones(1), torch.ones(1)]
+    under_way = [world(g).all_reduce(t) for g, t in zip(groups, tensors, strict=True)]
+    under_way[1].wait()
+    while not under_way[0].done:  # set by the group's own thread
+        time.sleep(0.001)
+    aborts[0].set()
+    under_way[0].wait()
+    assert tensors[0].item() == 2.0
+
+
+def test_a_silent_peer_is_given_up_after_the_time_out():
+    groups, _ = groups_of_all(a_layout(a_plan([], [])), timeout_s=1.0)
+    with pytest.raises(PeerLost):
+        world(groups[0]).all_reduce(torch.zeros(1)).wait()
+    groups[1][next(iter(groups[1]))].close()
+
+
+def test_building_with_a_member_that_never_comes_is_given_up_after_the_time_out():
+    with pytest.raises(PeerLost, match="generation 1"):
+        groups_of_all(a_layout(a_plan([], [])), ranks=[0], timeout_s=0.5)
+
+
+def test_building_stops_when_the_generation_is_aborted():
+    abort = threading.Event()
+    abort.set()
+    with pytest.raises(Aborted):
+        build_groups(
+            a_layout(a_plan([], [])), 0, generation=1, store=dist.HashStore(), abort=abort,
+            timeout_s=1.0, host="127.0.0.1",
+        )  # fmt: skip
+
+
+def test_a_group_of_unchanged_members_is_taken_over_by_the_next_generation(pair):
+    groups, _ = pair
+    layout = a_layout(a_plan([], []))
+    again, _ = groups_of_all(
+        layout, generation=2, rank0=groups[0], rank1=groups[1], store=dist.HashStore()
+    )
+    for old, new in zip(groups, again, strict=True):
+        assert all(new[key] is old[key] for key in old)
+    abort = threading.Event()
+    world(again[0]).rebind(abort)
+    pending = world(again[0]).all_reduce(torch.zeros(1))
+    abort.set()
+    with pytest.raises(Aborted):
+        pending.wait()
+
+
+def test_one_store_serves_many_generations():
+    layout = a_layout(a_plan([], []))
+    store = dist.HashStore()
+    for generation in range(1, 6):
+        groups, _ = groups_of_all(layout, store=store, generation=generation)
+        tensors = [torch.ones(1), torch.ones(1)]
+        for pending in [world(g).all_reduce(t) for g, t in zip(groups, tensors, strict=True)]:
+            pending.wait()
+        assert tensors[0].item() == 2.0
+        for group in (g for rank in groups for g in rank.values()):
+            group.close()
+
+
+def test_abandoned_groups_leave_no_thread_once_their_time_is_over():
+    layout = a_layout(a_plan([], []))
+    groups, aborts = groups_of_all(layout, timeout_s=0.5)
+    pending = world(groups[0]).all_reduce(torch.zeros(1))
+    aborts[0].set()
+    with pytest.raises(Aborted):
+        pending.wait()
+    del pending
+    for group in (g for rank in groups for g in rank.values()):
+        group.close()
+    for thread in threading.enumerate():
+        if thread.name == "graveyard":
+            thread.join(timeout=2 * TIMEOUT_S + 10)  # other tests' groups rest there too
+            assert not thread.is_alive()
+
+
+def test_a_loopback_answers_alone_with_finite_numbers():
+    alone = LoopbackCommunicator(rank=1, size=2)
+    received = torch.full((2,), float("nan"))
+    alone.broadcast(received, root=0).wait()
+    assert received.tolist() == [0.0, 0.0]
+    sent = torch.tensor([3.0])
+    alone.broadcast(sent, root=1).wait()
+    alone.all_reduce(sent).wait()
+    assert sent.item() == 3.0
+
+
+def test_loopbacks_stand_in_for_every_group_of_a_rank():
+    layout = a_layout(a_plan([1], [2]))
+    for rank in range(layout.world_size):
+        assert set(loopback_groups(layout, rank)) == {g.key for g in layout.groups_of(rank)}

@@ -1,0 +1,108 @@
+"""Sums of gradients: exact ones do not depend on order, and say when they no longer are."""
+
+import random
+
+import pytest
+import torch
+
+from sailor.parallel.reduce import ExactSum, FastSum
+from sailor.parallel.state import StageState
+from tests.helpers.engine import a_gpt, a_replica, a_run
+from tests.parallel.test_state import module_of
+
+TOKENS = 192
+
+
+def one_rank(kind):
+    layout = a_run(a_replica(microbatches=6, layers=1), spec=a_gpt(num_layers=1))
+    state = StageState(layout, 0, device=torch.device("cpu"))
+    parameters = state.bind(module_of(layout, 0))
+    return state, parameters, kind(state, parameters, tokens_per_step=TOKENS)
+
+
+def microbatch_gradients(parameters, *, number, size=1.0):
+    """What backward of a summed loss might leave, by parameter, for each of some microbatches."""
+    generator = torch.Generator().manual_seed(5)
+    return [
+        [torch.randn(p.shape, generator=generator) * size for _, p in parameters]
+        for _ in range(number)
+    ]
+
+
+def summed(kind, gradients, *, order):
+    """The gradient of the mean loss after these microbatches in this order."""
+    state, parameters, total = one_rank(kind)
+    total.begin()
+    for index in order:
+        for (_, parameter), gradient in zip(parameters, gradients[index], strict=True):
+            parameter.backward(gradient * total.seed)
+    total.reduce({})
+    return state.gradients.clone(), total
+
+
+def test_an_exact_sum_has_the_same_bits_in_every_order():
+    gradients = microbatch_gradients(one_rank(ExactSum)[1], number=6)
+    first, _ = summed(ExactSum, gradients, order=range(6))
+    chance = random.Random(1)
+    for _ in range(5):
+        order = chance.sample(range(6), 6)
+        assert torch.equal(summed(ExactSum, gradients, order=order)[0], first)
+
+
+def test_a_fast_sum_does_depend_on_order_or_this_page_would_prove_nothing():
+    gradients = microbatch_gradients(one_rank(FastSum)[1], number=6)
+    first, _ = summed(FastSum, gradients, order=range(6))
+    backwards, _ = summed(FastSum, gradients, order=range(5, -1, -1))
+    assert not torch.equal(first, backwards)
+
+
+def test_both_sums_are_the_gradient_of_the_mean_loss():
+    state, parameters, _ = one_rank(ExactSum)
+    gradients = microbatch_gradients(parameters, number=6)
+    expected = torch.zeros_like(state.gradients, dtype=torch.float64)
+    for index, (name, _) in enumerate(parameters):  # a tied matrix comes twice
+        total = sum(g[index].double() for g in gradients) / TOKENS
+        state.by_name[name].of(expected).add_(total)
+    # The grid is 2^-44 of the mean gradient; fp32 keeps 2^-24 of each value.
+    exact, _ = summed(ExactSum, gradients, order=range(6))
+    torch.testing.assert_close(exact.double(), expected, rtol=2**-23, atol=6 * 2**-44)
+    fast, _ = summed(FastSum, gradients, order=range(6))
+    torch.testing.assert_close(fast.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_seed_of_an_exact_sum_is_a_power_of_two_so_that_backward_rounds_nothing_new():
+    for tokens in (1, 3, 1024, 1025, 10**6):
+        layout = a_run(a_replica(microbatches=6, layers=1), spec=a_gpt(num_layers=1))
+        state = StageState(layout, 0, device=torch.device("cpu"))
+        seed = ExactSum(state, state.bind(module_of(layout, 0)), tokens_per_step=tokens).seed
+        assert seed.hex().startswith("0x1.0000000000000p")
+
+
+@pytest.mark.parametrize(("size", "exact"), [(1.0, True), (1e5, False)])
+def test_gradients_too_large_for_the_grid_are_told_from_those_that_fit(size, exact):
+    gradients = microbatch_gradients(one_rank(ExactSum)[1], number=2, size=size)
+    _, total = summed(ExactSum, gradients, order=range(2))
+    assert (total.magnitude() < 1.0) is exact
+
+
+def test_a_gradient_that_is_not_a_number_stays_visible():
+    gradients = microbatch_gradients(one_rank(ExactSum)[1], number=2)
+    gradients[1][3].view(-1)[0] = float("nan")
+    result, _ = summed(ExactSum, gradients, order=range(2))
+    assert result.isnan().sum() == 1
+
+
+def test_fresh_memory_after_an_abort_sums_as_before():
+    for kind in (ExactSum, FastSum):
+        gradients = microbatch_gradients(one_rank(kind)[1], number=2)
+        expected, _ = summed(kind, gradients, order=range(2))
+        state, parameters, total = one_rank(kind)
+        total.begin()
+        parameters[0][1].backward(gradients[0][0])
+        total.renew()
+        total.begin()
+        for gradient in gradients:
+            for (_, parameter), part in zip(parameters, gradient, strict=True):
+                parameter.backward(part * total.seed)
+        total.reduce({})
+        assert torch.equal(state.gradients, expected)
