@@ -35,7 +35,7 @@ from sailor.runtime.messages import (
     StepRecord,
     StoreValues,
 )
-from sailor.runtime.process import die_with_parent
+from sailor.runtime.process import die_with_parent, name_process
 from sailor.runtime.seat import Seat, take_boxes, touch, write_snapshot
 from sailor.runtime.store_client import RemoteStore, StoreRequests
 from sailor.runtime.watchdog import TICK_S, Doing, ProgressPage, Ticker
@@ -63,9 +63,10 @@ NICENESS = 5  # the agent stays responsive when every core computes
 GRANT_WAIT_S = 5.0  # for a snapshot that must be: at a halt, or of a step to be durable
 
 
-def run_worker(me: WorkerId, end: socket.socket, *, progress: str) -> None:
+def run_worker(me: WorkerId, end: socket.socket, *, progress: str, parent: int) -> None:
     """Serve the agent at the other end of ``end`` until told to shut down. In a fresh fork."""
-    die_with_parent(os.getppid())
+    die_with_parent(parent)
+    name_process(f"worker {me.slot}.{me.incarnation}")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
@@ -168,7 +169,8 @@ class Worker:
             while seat.step < total and not stopped:
                 stopped = self._step(seat)
         except Aborted as error:
-            log.info("left generation %d after step %d: %s", seat.generation, seat.step, error)
+            why = str(error).partition(". ")[0]
+            log.info("left generation %d after step %d: %s", seat.generation, seat.step, why)
             return
         except NotFinite as error:
             log.warning("generation %d: %s", seat.generation, error)
