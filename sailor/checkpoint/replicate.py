@@ -152,7 +152,7 @@ async def _store_copy(link: Link, shelf: Shelf, request: Put) -> None:
         shelf.keep(segment)
         kept = True
         await link.send(Stored())
-    except CorruptSnapshot as error:
+    except (CorruptSnapshot, TransferFailed) as error:
         log.warning("copy of %s from %s refused: %s", request.snapshot, link.peer, error)
         await link.send(Declined(reason=str(error)))
     finally:

@@ -39,7 +39,7 @@ from sailor.runtime.transport import Link, LinkClosed, address_of, connect, list
 from sailor.runtime.watchdog import ProgressPage
 from sailor.runtime.worker_link import Grant
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sailor.runtime.agent")  # also when run as the main module
 
 FIRST_CONTACT_S = 120.0  # how long to look for a controller that has never answered
 _DIAL_S = 3.0
@@ -223,11 +223,13 @@ class Agent:
             link.abort()
 
     async def _welcomed(self, welcome: m.Welcome, link: Link) -> None:
-        self._welcome, self._link = welcome, link
+        self._welcome = welcome
         self.tenure.settled(welcome.settings)
+        while self._unsent:  # first what is older than whatever comes now
+            await link.send(self._unsent[0])
+            self._unsent.popleft()
+        self._link = link
         self.beside(self._heartbeats(link, welcome.heartbeat_s))
-        while self._unsent:
-            await link.send(self._unsent.popleft())
 
     async def _on_controller(self, message: Any) -> None:
         match message:

@@ -56,12 +56,13 @@ _LONGEST_PAUSE_S = 5.0
 _MAX_ZYGOTE_FAILURES = 3
 
 # One thread a worker: several workers share the cores, and sums must not depend on the count.
-# The malloc settings keep freed memory, whose pages were paid for, in the process.
+# The malloc settings keep freed memory, whose pages were paid for, in the process; 32 MiB is the
+# largest mmap threshold glibc takes.
 _ZYGOTE_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
 }
 

@@ -47,6 +47,7 @@ class Seat:
     groups: Mapping[str, Communicator]
     segments: Mapping[str, Segment]
     abort: threading.Event  # leave whatever is under way
+    lender: Seat | None = None  # whose groups some of these are, until this seat sits down
     stop: threading.Event = field(default_factory=threading.Event)  # vote for a stop
     grants: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
@@ -59,11 +60,29 @@ class Seat:
         """The boxes of this rank."""
         return self.layout.boxes[self.rank]
 
-    def leave(self) -> None:
-        """Give up the groups for good; does not block."""
-        self.abort.set()
+    def sit_down(self) -> None:
+        """The state is in place: use it, over these groups, those taken over included."""
+        self.trainer.loaded()
         for group in self.groups.values():
-            group.close()
+            group.rebind(self.abort)
+        self.trainer.connect(self.groups)
+        self.lender = None
+
+    def leave(self, *, keep: Mapping[str, Communicator] | None = None) -> None:
+        """Give up the groups for good, but those lent or in ``keep``; does not block."""
+        self.abort.set()
+        lent = self.lender.groups if self.lender is not None else {}
+        spared = {id(group) for group in (*lent.values(), *(keep or {}).values())}
+        for group in self.groups.values():
+            if id(group) not in spared:
+                group.close()
+
+
+def touch(trainer: Trainer) -> None:
+    """Fault in the memory state will be copied to, while there is time."""
+    for tensors in trainer.state.values():
+        for tensor in _kinds(tensors):
+            tensor.zero_()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from sailor.checkpoint.arena import OutOfSnapshotMemory
 from sailor.checkpoint.replicate import TransferFailed, fetch
 from sailor.checkpoint.segment import CorruptSnapshot, shapes_of
@@ -240,6 +242,8 @@ class Tenure:
     # Halt
 
     async def _halt(self, halt: m.Halt) -> None:
+        if halt.generation == 0:  # of a controller that does not know us yet: whatever we are at
+            halt = msgspec.structs.replace(halt, generation=self.generation)
         part = self._parts.get(halt.generation)
         seated = self._seated(part)
         if part is None or not seated:
@@ -270,8 +274,8 @@ class Tenure:
         records = max((s.records for s in part.stood.values()), key=len, default=())
         await self._tell(self._halted(halt.generation, records))
         steps = {stood.step for stood in part.stood.values() if stood.step >= 0}
-        if halt.persist and len(steps) == 1:
-            step = steps.pop()
+        if halt.persist and steps:  # not of one step only after a loss: reported as an error
+            step = max(steps)
             snapshots = part.snapshots.get(step, {})
             self._beside(self._custody.persist(part.layout, halt.generation, step, snapshots))
 

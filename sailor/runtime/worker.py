@@ -23,7 +23,7 @@ import torch
 
 from sailor.checkpoint.segment import CorruptSnapshot, Segment
 from sailor.log import Stamp, configure_log
-from sailor.parallel.comm import Aborted, Communicator, build_groups
+from sailor.parallel.comm import Aborted, build_groups
 from sailor.parallel.layout import Layout, WorkerId
 from sailor.runtime.messages import (
     Diverged,
@@ -35,8 +35,8 @@ from sailor.runtime.messages import (
     StepRecord,
     StoreValues,
 )
-from sailor.runtime.process import die_with_parent
-from sailor.runtime.seat import Seat, take_boxes, write_snapshot
+from sailor.runtime.process import die_with_parent, name_process
+from sailor.runtime.seat import Seat, take_boxes, touch, write_snapshot
 from sailor.runtime.store_client import RemoteStore, StoreRequests
 from sailor.runtime.watchdog import TICK_S, Doing, ProgressPage, Ticker
 from sailor.runtime.worker_link import (
@@ -63,9 +63,10 @@ NICENESS = 5  # the agent stays responsive when every core computes
 GRANT_WAIT_S = 5.0  # for a snapshot that must be: at a halt, or of a step to be durable
 
 
-def run_worker(me: WorkerId, end: socket.socket, *, progress: str) -> None:
+def run_worker(me: WorkerId, end: socket.socket, *, progress: str, parent: int) -> None:
     """Serve the agent at the other end of ``end`` until told to shut down. In a fresh fork."""
-    die_with_parent(os.getppid())
+    die_with_parent(parent)
+    name_process(f"worker {me.slot}.{me.incarnation}")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
@@ -100,6 +101,7 @@ class Worker:
         self._seat: Seat | None = None
         self._prepared: Seat | None = None
         self._building: dict[int, threading.Event] = {}
+        self._training = False  # the seat's groups are in use and none was left
 
     # Main thread
 
@@ -130,20 +132,22 @@ class Worker:
         if new is None or new.generation != order.generation:
             self._could_not(order.generation, "was not prepared")
             return
+        if new.lender is not None and (new.lender is not old or old.abort.is_set()):
+            self._could_not(order.generation, "the groups it was to take over were left")
+            return
         self._move(Doing.preparing, step=-1)
         try:
             moved = take_boxes(new, order.sources, step=order.step, old=old)
         except (CorruptSnapshot, ValueError) as error:
             self._could_not(order.generation, str(error))
             return
-        new.trainer.loaded()
-        new.trainer.connect(new.groups)
+        new.sit_down()
         new.step = order.step
         with self._lock:
             self._seat, self._prepared = new, None
         self._stamp.generation = new.generation
         if old is not None:
-            old.leave()
+            old.leave(keep=new.groups)
         self._move(Doing.halted, step=new.step)
         copy_s = time.monotonic() - began
         self._channel.send(Took(generation=new.generation, copy_s=copy_s, bytes_moved=moved))
@@ -156,6 +160,8 @@ class Worker:
             return
         total = seat.settings.train.total_steps
         self._move(Doing.training, step=seat.step)
+        with self._lock:
+            self._training = True
         try:
             if seat.step == 0:
                 self._evaluate_start(seat)
@@ -163,7 +169,8 @@ class Worker:
             while seat.step < total and not stopped:
                 stopped = self._step(seat)
         except Aborted as error:
-            log.info("left generation %d after step %d: %s", seat.generation, seat.step, error)
+            why = str(error).partition(". ")[0]
+            log.info("left generation %d after step %d: %s", seat.generation, seat.step, why)
             return
         except NotFinite as error:
             log.warning("generation %d: %s", seat.generation, error)
@@ -173,6 +180,9 @@ class Worker:
                 )
             )
             return
+        finally:
+            with self._lock:
+                self._training = False
         if seat.step >= total:
             self._move(Doing.finished, step=seat.step)
             if seat.snapshot_step != seat.step:
@@ -306,6 +316,8 @@ class Worker:
                 self._drop(message.generation)
             case Halt():
                 self._interrupt(message)
+            case Take():
+                self._overtaken()
         self._orders.put(message)
 
     def _granted(self, grant: Grant) -> None:
@@ -323,6 +335,13 @@ class Worker:
             seat = self._seat
         if seat is not None and seat.generation == halt.generation:
             (seat.stop if halt.boundary else seat.abort).set()
+
+    def _overtaken(self) -> None:
+        """Told to switch while training: the controller we trained for is history."""
+        with self._lock:
+            if self._training and self._seat is not None:
+                log.warning("generation %d ends without a halt", self._seat.generation)
+                self._seat.abort.set()
 
     def _drop(self, generation: int) -> None:
         """Forget a generation that is being built or was."""
@@ -342,25 +361,27 @@ class Worker:
 
     def _build_loop(self) -> None:
         while True:
-            order = self._builds.get()
-            with self._lock:
-                abort = self._building.get(order.generation)
-            if abort is None or abort.is_set():
-                continue
-            try:
-                seat = self._build(order, abort)
-            except (Aborted, CorruptSnapshot, ValueError, MemoryError) as error:
-                if not abort.is_set():
-                    self._could_not(order.generation, f"{type(error).__name__}: {error}")
-                continue
-            with self._lock:
-                dropped = self._building.pop(order.generation, None) is None
-                replaced, self._prepared = self._prepared, None if dropped else seat
-            for unwanted in (replaced, seat if dropped else None):
-                if unwanted is not None:
-                    unwanted.leave()
-            if not dropped:
-                self._channel.send(Built(generation=order.generation))
+            self._serve_build(self._builds.get())
+
+    def _serve_build(self, order: Build) -> None:
+        with self._lock:
+            abort = self._building.get(order.generation)
+        if abort is None or abort.is_set():
+            return
+        try:
+            seat = self._build(order, abort)
+        except (Aborted, CorruptSnapshot, ValueError, MemoryError) as error:
+            if not abort.is_set():
+                self._could_not(order.generation, f"{type(error).__name__}: {error}")
+            return
+        with self._lock:
+            dropped = self._building.pop(order.generation, None) is None
+            replaced, self._prepared = self._prepared, None if dropped else seat
+        for unwanted in (replaced, seat if dropped else None):
+            if unwanted is not None:
+                unwanted.leave()
+        if not dropped:
+            self._channel.send(Built(generation=order.generation))
 
     def _build(self, order: Build, abort: threading.Event) -> Seat:
         """Allocate, fault in and connect one rank. Raises Aborted, ValueError, CorruptSnapshot."""
@@ -375,7 +396,12 @@ class Worker:
         for segment in segments.values():
             segment.touch()
         trainer = Trainer(layout=layout, rank=rank, settings=settings.train)
-        groups: dict[str, Communicator] = build_groups(
+        touch(trainer)
+        with self._lock:
+            # Whoever trains still has clean groups. In a group whose key stays the same, all do.
+            present = self._seat if self._training else None
+        reuse = present.groups if present is not None else {}
+        groups = build_groups(
             layout,
             rank,
             generation=order.generation,
@@ -383,6 +409,8 @@ class Worker:
             abort=abort,
             timeout_s=order.timeout_s,
             host=order.host,
+            device=settings.train.device,
+            reuse=reuse,
         )
         return Seat(
             generation=order.generation,
@@ -393,6 +421,7 @@ class Worker:
             groups=groups,
             segments=segments,
             abort=abort,
+            lender=present,
         )
 
 

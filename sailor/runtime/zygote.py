@@ -19,7 +19,7 @@ import traceback
 
 from sailor.log import Stamp, configure_log
 from sailor.runtime.messages import decoder, encode
-from sailor.runtime.process import die_with_parent, num_threads
+from sailor.runtime.process import die_with_parent, name_process, num_threads
 from sailor.runtime.worker_link import ZYGOTE_PACKET_BYTES, Exited, Fork, Forked, Imported
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
     configure_log(Stamp(who=f"{arguments.node}/zygote"))
+    name_process("zygote")
     # The agent decides what a signal to the whole group means.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -65,11 +66,12 @@ def serve(agent: socket.socket) -> None:
             if not packet:
                 return
             request: Fork = requests.decode(packet)
+            myself = os.getpid()
             pid = os.fork()
             if pid == 0:
                 for end in (agent, wake_read, wake_write):
                     end.close()
-                _become_worker(request, descriptors[0])
+                _become_worker(request, descriptors[0], parent=myself)
             os.close(descriptors[0])
             agent.send(encode(Forked(worker=request.worker, pid=pid)))
 
@@ -85,7 +87,7 @@ def _reap(agent: socket.socket) -> None:
         agent.send(encode(Exited(pid=pid, status=os.waitstatus_to_exitcode(status))))
 
 
-def _become_worker(request: Fork, descriptor: int) -> None:
+def _become_worker(request: Fork, descriptor: int, *, parent: int) -> None:
     """In the child: never returns."""
     status = 1
     try:
@@ -93,7 +95,8 @@ def _become_worker(request: Fork, descriptor: int) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         from sailor.runtime.worker import run_worker
 
-        run_worker(request.worker, socket.socket(fileno=descriptor), progress=request.progress)
+        end = socket.socket(fileno=descriptor)
+        run_worker(request.worker, end, progress=request.progress, parent=parent)
         status = 0
     except BaseException:
         traceback.print_exc()

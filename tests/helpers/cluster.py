@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +86,7 @@ class Cluster:
         self.agents: dict[str, AgentProcess] = {}
         self.lease_s = 30.0
         self.store = KeyStore()
+        self.published: Counter[int] = Counter()  # generation -> keys set to build its groups
         self._server: asyncio.Server | None = None
         self._port = 0
         self._news = asyncio.Condition()
@@ -124,6 +126,7 @@ class Cluster:
                     case m.Heartbeat():
                         await link.send(m.Beat())
                     case m.StoreSet():
+                        self.published[message.generation] += 1
                         await self.store.set(message.generation, message.key, message.value)
                         continue
                     case m.StoreGet():

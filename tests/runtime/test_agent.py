@@ -146,6 +146,107 @@ async def test_kept_boxes_are_taken_over_live(tmp_path: Path, reference: dict[in
 
 
 @story
+async def test_a_planned_change_builds_only_groups_whose_members_change(
+    tmp_path: Path, reference: dict[int, float]
+) -> None:
+    """Two replicas share the batch 2:2, then 1:3: every group keeps its members."""
+    async with a_cluster(tmp_path, nodes=2, total_steps=REFERENCE_STEPS) as cluster:
+        nodes = ["n0", "n1"]
+        first = cluster.layout(a_plan([], [], microbatches=[2, 2]), nodes)
+        await cluster.begin(first)
+        await cluster.stepped("n0", 3, generation=1)
+        second = cluster.layout(a_plan([], [], microbatches=[1, 3]), nodes, first)
+        assert second.workers == first.workers
+        await cluster.prepare(2, second)
+        await cluster.tell(second, m.Drop(generation=2))  # dropping must not hurt what was lent
+        await cluster.prepare(3, second)
+        step = at_step(await cluster.halt(nodes, 1, boundary=True))
+        await cluster.switch(
+            3, second, step=step, sources=lambda rank, _: (kept_live(second, rank),)
+        )
+        await cluster.tell(second, m.Go(generation=3, step=step))
+        for node in nodes:
+            await cluster.heard(node, m.Finished)
+        assert cluster.published[1] > 0
+        assert cluster.published[2] == cluster.published[3] == 0
+        assert_same(cluster, reference, nodes=nodes)
+
+
+@story
+async def test_groups_that_were_left_are_not_taken_over(tmp_path: Path) -> None:
+    async with a_cluster(tmp_path, nodes=2) as cluster:
+        nodes = ["n0", "n1"]
+        layout = cluster.layout(a_plan([], [], microbatches=[2, 2]), nodes)
+        await cluster.begin(layout)
+        await cluster.stepped("n0", 2, generation=1)
+        await cluster.prepare(2, layout)
+        halted = await cluster.halt(nodes, 1, boundary=False)  # something went wrong meanwhile
+        step = common_step(halted)
+        sources = {str(layout.workers[0]): from_memory(layout, 0, halted, step)}
+        await cluster.say("n0", m.Switch(generation=2, step=step, sources=sources))
+        failed = await cluster.heard("n0", m.TransitionFailed)
+        assert "were left" in failed.reason
+        await cluster.prepare(3, layout)
+        await cluster.switch(
+            3, layout, step=step,
+            sources=lambda rank, _: from_memory(layout, rank, halted, step),
+        )  # fmt: skip
+        await cluster.tell(layout, m.Go(generation=3, step=step))
+        await cluster.stepped("n0", step + 3, generation=3)
+
+
+@story
+async def test_a_halt_of_generation_zero_stops_whatever_trains(tmp_path: Path) -> None:
+    """What a restarted controller says, which knows no generation yet."""
+    async with a_cluster(tmp_path) as cluster:
+        layout = cluster.layout(a_plan([], microbatches=[4]), ["n0"])
+        await cluster.begin(layout)
+        await cluster.stepped("n0", 2, generation=1)
+        halted = await cluster.halt(["n0"], 0, boundary=False)
+        assert at_step(halted) >= 2
+
+
+@story
+async def test_a_worker_killed_while_it_writes_leaves_its_older_snapshot(tmp_path: Path) -> None:
+    async with a_cluster(tmp_path, nodes=1) as cluster:
+        layout = cluster.layout(a_plan([], microbatches=[4]), ["n0"])
+        await cluster.begin(layout)
+        await cluster.stepped("n0", 3, generation=1)
+        step = at_step(await cluster.halt(["n0"], 1, boundary=True))
+        (pid,) = cluster.workers("n0").values()
+        granted = next(
+            segment
+            for path in SHARED_MEMORY.glob(f"sailor-{cluster.run}-n0-*/segment-*")
+            if (segment := Segment.attach(path)).snapshot.step != step
+        )
+        granted.begin(generation=1, step=step + 1)  # as if it were in the middle of the next copy
+        os.kill(pid, signal.SIGKILL)
+        await cluster.heard("n0", m.WorkerUp)
+        halted = await cluster.halt(["n0"], 1, boundary=False)
+        assert {h.snapshot.step for h in halted["n0"].holdings} == {step}
+        second = cluster.layout(a_plan([], microbatches=[4]), ["n0"])
+        await cluster.prepare(2, second)
+        await cluster.switch(
+            2, second, step=step,
+            sources=lambda rank, _: from_memory(second, rank, halted, step),
+        )  # fmt: skip
+
+
+@story
+async def test_a_dead_zygote_is_replaced_with_all_its_workers(tmp_path: Path) -> None:
+    async with a_cluster(tmp_path, slots=2) as cluster:
+        agent = cluster.agents["n0"]
+        zygote = psutil.Process(agent.process.pid).children()[0]
+        zygote.kill()
+        for slot in range(2):
+            up = await cluster.heard("n0", m.WorkerUp, where=lambda u, s=slot: u.worker.slot == s)
+            assert up.worker.incarnation == 2
+        layout = cluster.layout(a_plan([], [], microbatches=[2, 2]), ["n0"])
+        await cluster.begin(layout)
+        await cluster.stepped("n0", 2, generation=1)
+
+
+@story
 async def test_a_killed_worker_is_known_at_once_and_its_node_goes_on_from_memory(
     tmp_path: Path, reference: dict[int, float]
 ) -> None:
