@@ -152,7 +152,10 @@ class _Training:
     ) -> _Ending:
         """Controller, machines and faults, until the run has ended and all is released."""
         config, folder = self.config, self.beginning.folder
-        await end_leftovers(folder.path, run=folder.name)
+        for proof in await end_leftovers(folder.path, run=folder.name):
+            events.write(
+                "node_released", node=proof.node, released=proof.released, proof=proof.proof
+            )
         keys = folder.path / ".identity"
         controller = Controller(
             settings,

@@ -173,7 +173,7 @@ class Controller:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         released = await self._provisioner.close()
         for proof in released:
-            self._events.write("node_released", node=proof.node, proof=proof.proof)
+            self._note_released(proof)
         self._server.close()
         for agent in self._roster.agents.values():
             if agent.link is not None:
@@ -224,8 +224,12 @@ class Controller:
         self._beside(self._release(node))
 
     async def _release(self, node: str) -> None:
-        released = await self._provisioner.release(node)
-        self._events.write("node_released", node=node, proof=released.proof)
+        self._note_released(await self._provisioner.release(node))
+
+    def _note_released(self, proof: Released) -> None:
+        self._events.write(
+            "node_released", node=proof.node, released=proof.released, proof=proof.proof
+        )
 
     # Agents
 
