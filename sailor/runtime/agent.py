@@ -154,6 +154,8 @@ class Agent:
             self.leave(f"internal error: {error!r}")
 
     def _on_sigterm(self) -> None:
+        if self._leaving.done():
+            return
         self._notices += 1
         if self._notices > 1 or self._link is None:
             self.leave("terminated")

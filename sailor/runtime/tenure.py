@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sailor.checkpoint.arena import OutOfSnapshotMemory
-from sailor.checkpoint.replicate import TransferFailed, fetch
+from sailor.checkpoint.replicate import TransferFailed
 from sailor.checkpoint.segment import CorruptSnapshot, shapes_of
 from sailor.parallel.boxes import total_bytes
 from sailor.parallel.layout import Layout, WorkerId
@@ -27,6 +27,7 @@ from sailor.runtime.custody import Custody
 from sailor.runtime.identity import Identity
 from sailor.runtime.keeper import Keeper
 from sailor.runtime.nursery import Child, Nursery
+from sailor.runtime.sourcing import CannotTake, localise
 from sailor.runtime.transport import LinkClosed
 from sailor.runtime.worker_link import (
     Applied,
@@ -34,7 +35,6 @@ from sailor.runtime.worker_link import (
     Built,
     CouldNot,
     Done,
-    LocalSource,
     Stood,
     Take,
     Took,
@@ -45,13 +45,7 @@ from sailor.runtime.worker_link import (
 log = logging.getLogger(__name__)
 
 GROUP_TIMEOUT_S = 20.0  # of a group's set-up and of its operations; only bounds what a halt leaves
-
-
 _REMEMBERED_STEPS = 4
-
-
-class CannotTake(Exception):
-    """A worker cannot get its boxes from where it was told to."""
 
 
 class NodeFacts(Protocol):
@@ -336,12 +330,18 @@ class Tenure:
         Raises CannotTake, TransferFailed, CorruptSnapshot, OutOfSnapshotMemory.
         """
         with ExitStack() as held:  # what the worker reads stays as it is until it has read it
-            sources = switch.sources.get(str(worker), ())
-            local = [await self._localise(part, source, held) for source in sources]
+            local = await localise(
+                switch.sources.get(str(worker), ()),
+                node=self._facts.node,
+                peers=part.prepare.peers,
+                keeper=self._keeper,
+                identity=self._facts.identity,
+                held=held,
+            )
             taking: asyncio.Future[Took] = asyncio.get_running_loop().create_future()
             part.taking[worker] = taking
             await self._send(
-                worker, Take(generation=switch.generation, step=switch.step, sources=tuple(local))
+                worker, Take(generation=switch.generation, step=switch.step, sources=local)
             )
             if worker not in self._nursery.children:
                 raise CannotTake(f"worker {worker} is gone")
@@ -349,28 +349,6 @@ class Tenure:
                 return await taking
             finally:
                 del part.taking[worker]
-
-    async def _localise(self, part: Part, source: m.Source, held: ExitStack) -> LocalSource:
-        if source.snapshot is None:
-            return LocalSource(tier=source.tier, boxes=source.boxes, path=source.path)
-        if source.node == self._facts.node:
-            try:
-                segment = held.enter_context(self._keeper.pinned(source.snapshot))
-            except KeyError as error:
-                raise CannotTake(f"{error} is not held here") from error
-        else:
-            address = part.prepare.peers.get(source.node)
-            if address is None:
-                raise CannotTake(f"no address of {source.node}")
-            segment = await fetch(
-                address,
-                source.snapshot,
-                source.boxes,
-                identity=self._facts.identity,
-                shelf=self._keeper,
-            )
-            held.callback(self._keeper.discard, segment)
-        return LocalSource(tier="segment", boxes=source.boxes, path=str(segment.path))
 
     async def _go(self, go: m.Go) -> None:
         part = self._parts.get(go.generation)
@@ -411,6 +389,8 @@ class Tenure:
         generation, worker = written.generation, child.worker
         try:
             snapshot = await self._keeper.seal(worker, generation, written.segment, written.step)
+            at_step = part.snapshots.setdefault(snapshot.step, {})
+            at_step[worker] = snapshot
         except CorruptSnapshot as error:
             log.error("snapshot refused: %s", error)
             return
@@ -433,8 +413,6 @@ class Tenure:
             log.debug("%s has skipped %d snapshots", worker, written.skipped)
         self._custody.copy(snapshot, part.layout)
         self._keeper.tidy(self.generation, current=part.workers)
-        at_step = part.snapshots.setdefault(snapshot.step, {})
-        at_step[worker] = snapshot
         for step in sorted(part.snapshots)[:-_REMEMBERED_STEPS]:
             del part.snapshots[step]
         if self._durable(snapshot.step) and at_step.keys() >= set(part.workers):

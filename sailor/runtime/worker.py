@@ -166,7 +166,8 @@ class Worker:
             if seat.step == 0:
                 self._evaluate_start(seat)
             stopped = False
-            while seat.step < total and not stopped:
+            # Alone in its world a worker waits for nobody, and so would never see the abort.
+            while seat.step < total and not stopped and not seat.abort.is_set():
                 stopped = self._step(seat)
         except Aborted as error:
             why = str(error).partition(". ")[0]

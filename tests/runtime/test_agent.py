@@ -21,6 +21,8 @@ from sailor.runtime import messages as m
 from tests.helpers.builders import a_plan
 from tests.helpers.cluster import Cluster, a_cluster, kept_live
 
+pytestmark = pytest.mark.slow
+
 REFERENCE_STEPS = 12
 
 
@@ -129,23 +131,6 @@ async def test_all_stop_after_the_same_step_and_go_on_in_another_layout_without_
 
 
 @story
-async def test_kept_boxes_are_taken_over_live(tmp_path: Path, reference: dict[int, float]) -> None:
-    async with a_cluster(tmp_path, total_steps=REFERENCE_STEPS) as cluster:
-        layout = cluster.layout(a_plan([], microbatches=[4]), ["n0"])
-        await cluster.begin(layout)
-        await cluster.stepped("n0", 3, generation=1)
-        await cluster.prepare(2, layout)
-        halted = await cluster.halt(["n0"], 1, boundary=True)
-        step = at_step(halted)
-        await cluster.switch(
-            2, layout, step=step, sources=lambda rank, _: (kept_live(layout, rank),)
-        )
-        await cluster.tell(layout, m.Go(generation=2, step=step))
-        await cluster.heard("n0", m.Finished)
-        assert_same(cluster, reference, nodes=["n0"])
-
-
-@story
 async def test_a_planned_change_builds_only_groups_whose_members_change(
     tmp_path: Path, reference: dict[int, float]
 ) -> None:
@@ -196,14 +181,16 @@ async def test_groups_that_were_left_are_not_taken_over(tmp_path: Path) -> None:
 
 
 @story
-async def test_a_halt_of_generation_zero_stops_whatever_trains(tmp_path: Path) -> None:
-    """What a restarted controller says, which knows no generation yet."""
+async def test_a_controller_that_knows_no_generation_can_halt_and_refuse(tmp_path: Path) -> None:
+    """What a restarted one says: stand still, whatever you are at; and, to a zombie, go."""
     async with a_cluster(tmp_path) as cluster:
         layout = cluster.layout(a_plan([], microbatches=[4]), ["n0"])
         await cluster.begin(layout)
         await cluster.stepped("n0", 2, generation=1)
         halted = await cluster.halt(["n0"], 0, boundary=False)
-        assert at_step(halted) >= 2
+        assert 2 <= at_step(halted) < cluster.settings.train.total_steps
+        await cluster.say("n0", m.Refused(reason="a zombie"))
+        assert await asyncio.to_thread(cluster.agents["n0"].process.wait, 20.0) == 0
 
 
 @story
@@ -400,13 +387,6 @@ async def test_an_agent_whose_lease_ends_is_gone_with_everything(tmp_path: Path)
         assert not alive
         assert list(SHARED_MEMORY.glob(f"sailor-{cluster.run}-*")) == []
         assert "no word from the controller" in cluster.log_of("n0").read_text()
-
-
-@story
-async def test_a_refused_agent_leaves(tmp_path: Path) -> None:
-    async with a_cluster(tmp_path) as cluster:
-        await cluster.say("n0", m.Refused(reason="a zombie"))
-        assert await asyncio.to_thread(cluster.agents["n0"].process.wait, 20.0) == 0
 
 
 @story
