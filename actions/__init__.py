@@ -10,6 +10,7 @@ ACTIONS: dict[str, str] = {
     "train": "train; the same command again resumes, or says that it is done (default)",
     "plan": "show the plans for this model and cloud; rents nothing, needs no account",
     "prepare": "turn the text into tokens; training does it too",
+    "report": "draw a run's report again, from its log",
     "status": "what the run folders hold",
 }
 """Name -> what it does. ``actions/<name>.py`` has its ``run(config: Config, console: Console)``."""

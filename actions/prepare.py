@@ -14,6 +14,7 @@ from sailor.data.corpus import Corpus, standard_library, text_at
 from sailor.data.tokenizer import tokenizer
 from sailor.data.tokens import Manifest, prepare
 from sailor.errors import ConfigError
+from sailor.profile.local import cache_folder
 from sailor.units import count
 
 
@@ -45,7 +46,9 @@ def prepare_tokens(config: Config) -> Manifest:
     text = corpus(config)
     words = tokenizer(config.tokenizer.name)
     domain.check_vocabulary(config, vocab_size=words.vocab_size)
-    return prepare(text, tokenizer=words, directory=Path(config.data.cache).expanduser())
+    where = config.data.cache
+    directory = cache_folder() / "tokens" if where is None else Path(where).expanduser()
+    return prepare(text, tokenizer=words, directory=directory)
 
 
 def corpus(config: Config) -> Corpus:

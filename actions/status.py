@@ -11,6 +11,8 @@ from actions.console import Console
 from actions.run_folder import owner_pid, read_summary
 from sailor.config import Config
 from sailor.errors import ConfigError
+from sailor.observe.events import read_events
+from sailor.observe.summary import summarise
 
 
 def run(config: Config, console: Console) -> int:
@@ -19,12 +21,7 @@ def run(config: Config, console: Console) -> int:
     if config.run.name is not None:
         paths = [root / config.run.name]
         if not (paths[0] / "config.yaml").exists():
-            others = sorted(path.parent.name for path in root.glob("*/config.yaml"))
-            raise ConfigError(
-                f"there is no run {config.run.name}", code="E608", where=str(paths[0]),
-                why="runs there are: " + (", ".join(others) or "none"),
-                fix="python run.py action=status   lists all",
-            )  # fmt: skip
+            raise no_such_run(paths[0], root=root)
     else:
         paths = sorted(path.parent for path in root.glob("*/config.yaml"))
     rows = [status_of(path) for path in paths]
@@ -44,17 +41,30 @@ def run(config: Config, console: Console) -> int:
 
 def status_of(path: Path) -> dict[str, Any]:
     """One run in a few figures. ``state`` is "running (pid N)" while a process has it open, else
-    what its summary says, else "not finished"."""
-    summary = read_summary(path)
+    how it ended, "killed" when it could not say, "never began" without a log."""
     pid = owner_pid(path)
+    summary = {} if pid else read_summary(path)
+    log = path / "events.jsonl"
+    if not summary and log.exists():  # it goes on, or was killed before it could sum up
+        summary = summarise(read_events(log))
+    ended = str(summary.get("status") or "never began")
     names = ("steps", "total_steps", "loss_last", "eval_loss", "cost_usd")
-    ended = str(summary.get("status") or "not finished")
     return {
         "run": path.name,
-        "state": f"running (pid {pid})" if pid else ended,
+        "state": f"running (pid {pid})" if pid else "killed" if ended == "running" else ended,
         **{name: summary.get(name) for name in names},
         "folder": str(path),
     }
+
+
+def no_such_run(path: Path, *, root: Path) -> ConfigError:
+    """E608, with the runs there are."""
+    others = sorted(found.parent.name for found in root.glob("*/config.yaml"))
+    return ConfigError(
+        f"there is no run {path.name}", code="E608", where=str(path),
+        why="runs there are: " + (", ".join(others) or "none"),
+        fix="python run.py action=status   lists all",
+    )  # fmt: skip
 
 
 def _steps(row: dict[str, Any]) -> str:

@@ -117,8 +117,8 @@ class DataConfig:
     """"stdlib" is the Python standard library's own source; "text" reads ``path``."""
     path: str | None = None
     """A text file or a folder of them; null for a corpus found by name."""
-    cache: str = "~/.cache/sailor"
-    """Folder for tokens made once and used by every run."""
+    cache: str | None = None
+    """Folder for tokens made once and used by every run; null is the user's cache folder."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -96,6 +97,38 @@ def test_a_slip_gets_one_message_with_a_way_out_and_exit_2(call, tmp_path, argum
         assert word in ended.stderr
     assert "hf_abcdef" not in ended.stderr
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "words"),
+    [
+        (["model=gpt_1b"], 3, ["error[E301]", "memory_per_gpu"]),
+        (["planner.tensor_parallel=3"], 3, ["error[E304]", "num_heads 4"]),
+        (["budget.deadline=1s"], 3, ["error[E303]", "budget.deadline="]),
+        (["cloud=gcp"], 4, ["error[E406]", "action=plan"]),
+        (["data=text", "data.path=nowhere"], 5, ["error[E501]", "data.path"]),
+        (["model.vocab_size=100"], 5, ["error[E505]", "model.vocab_size=256"]),
+        (["faults=nothing.yaml"], 2, ["error[E105]", "nothing.yaml"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else str(value),
+)
+def test_what_cannot_be_trained_is_refused_before_it_starts(
+    call, tmp_path, arguments, exit_code, words
+):
+    ended = call(*arguments)
+    assert ended.returncode == exit_code, ended.stderr
+    assert ended.stderr.count("error[") == 1
+    for word in words:
+        assert word in ended.stderr
+    assert [path for path in leftovers(tmp_path) if "events" in path or "checkpoints" in path] == []
+
+
+def test_a_port_that_is_taken_is_refused_before_it_starts(call):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ended = call(f"runtime.port={port}")
+    assert ended.returncode == 2
+    assert "error[E602]" in ended.stderr
 
 
 def test_a_path_without_text_is_exit_5(call, tmp_path):
