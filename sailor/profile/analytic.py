@@ -73,6 +73,9 @@ _RING_SHARE = 0.85
 # Fused AdamW reads weight, gradient, two moments and writes three of them; the norm reads the
 # gradient once more, and clearing it writes it once.
 _UPDATE_BYTES_PER_PARAMETER = 36
+# Exact sums, once a microbatch: read the gradient in fp32, scale and round it in fp64, and read and
+# write the fp64 accumulator.
+_EXACT_SUM_BYTES_PER_PARAMETER = 4 + 2 * 16 + 24
 
 
 def prior_of(gpu: GpuType) -> Prior:
@@ -141,16 +144,34 @@ def _part_seconds(
         forward += max(arithmetic + attention, moving)
         backward += max(2 * arithmetic + _ATTENTION_BACKWARD * attention, 2 * moving)
     launching = _LAUNCHES[part] * prior.launch_seconds
-    # Kernels queue behind the Python that launches them: whichever is slower sets the pace.
-    forward = max(forward, launching) + 0.2 * min(forward, launching)
+    # Kernels queue behind the Python that launches them: whichever is slower sets the pace. A CPU
+    # does both itself, one after the other.
+    shared = 0.2 if gpu.has_context else 1.0
+    forward = max(forward, launching) + shared * min(forward, launching)
     launching *= _BACKWARD_LAUNCHES
-    backward = max(backward, launching) + 0.2 * min(backward, launching)
+    backward = max(backward, launching) + shared * min(backward, launching)
+    if numerics.deterministic:
+        parameters = _parameters(spec, part) / tensor_parallel
+        backward += parameters * _EXACT_SUM_BYTES_PER_PARAMETER / bandwidth
     scale = profile.scale
     return PartSeconds(
         forward=scale * forward,
         backward=scale * backward,
         communication=scale * _ring_seconds(spec, part, tokens, gpu, tensor_parallel, numerics),
     )
+
+
+def _parameters(spec: ModelSpec, part: Part) -> int:
+    """Weights of one part, a tied output matrix counted with the head as well: it is summed there
+    on its own."""
+    match part:
+        case Part.block:
+            return spec.block_parameters
+        case Part.embedding:
+            return sum(t.numel for t in spec.tensors if t.part == "embedding")
+        case Part.head:
+            tied = spec.vocab_size * spec.hidden_size if spec.tied_embeddings else 0
+            return tied + sum(t.numel for t in spec.tensors if t.part == "head")
 
 
 def _matmul_ceiling(gpu: GpuType, numerics: Numerics) -> float:

@@ -536,6 +536,7 @@ class Controller:
 
     async def _choose(self, command: s.ChooseSources) -> None:
         copies, committed = self._copies(live=command.live)
+        self._events.write("committed", generation=self._run.active_generation, step=committed)
         checkpoint = await asyncio.to_thread(
             store.newest, Path(self.settings.run.checkpoint_directory)
         )
