@@ -45,6 +45,11 @@ FIRST_CONTACT_S = 120.0  # how long to look for a controller that has never answ
 _DIAL_S = 3.0
 _BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _BUFFERED = 1024  # messages kept for a controller that is away; the oldest go first
+# What stays true while the controller is away. Answers to a transition do not: it begins anew.
+_WORTH_KEEPING = (
+    m.Stepped, m.Snapshotted, m.Persisted, m.Finished, m.Diverged, m.WorkerLost, m.WorkerUp,
+    m.NoticeSeen,
+)  # fmt: skip
 _NOTICE_S = 30.0  # what a SIGTERM is worth: what clouds give between it and the end
 
 
@@ -77,6 +82,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._notices = 0
+        self._failures = 0  # to reach the controller, in a row
         self._bulk_address = ("", 0)
 
     async def run(self) -> str:
@@ -174,12 +180,11 @@ class Agent:
             with contextlib.suppress(LinkClosed):
                 await link.send(message)
                 return
-        if isinstance(message, m.Stepped | m.Snapshotted | m.Persisted | m.Finished | m.Diverged):
+        if isinstance(message, _WORTH_KEEPING):
             self._unsent.append(message)
 
     async def _serve_controller(self) -> None:
         """Dial, say hello, obey; again when the link breaks, as long as the lease runs."""
-        failures = 0
         while True:
             try:
                 link = await connect(
@@ -189,13 +194,13 @@ class Agent:
                     deadline_s=_DIAL_S,
                 )
                 await self._obey(link)
-                failures = 0
             except LinkClosed as error:
-                log.log(logging.INFO if failures else logging.WARNING, "no controller: %s", error)
+                level = logging.INFO if self._failures else logging.WARNING
+                log.log(level, "no controller: %s", error)
             self._link = None
             self._fail_store_requests()
-            await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
-            failures += 1
+            await asyncio.sleep(_BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)])
+            self._failures += 1
 
     async def _obey(self, link: Link) -> None:
         """One connection to the controller, from Hello to its end. Raises LinkClosed."""
@@ -225,7 +230,7 @@ class Agent:
             link.abort()
 
     async def _welcomed(self, welcome: m.Welcome, link: Link) -> None:
-        self._welcome = welcome
+        self._welcome, self._failures = welcome, 0
         self.tenure.settled(welcome.settings)
         while self._unsent:  # first what is older than whatever comes now
             await link.send(self._unsent[0])

@@ -221,7 +221,7 @@ class Nursery:
 
     # Workers
 
-    async def _start_worker(self, slot: int) -> None:
+    async def _start_worker(self, slot: int) -> Child:
         """Fork the next incarnation of a slot and hear it until its end. Raises NurseryFailed."""
         while True:
             try:
@@ -236,11 +236,13 @@ class Nursery:
                 await asyncio.sleep(0.2)
         self.children[child.worker] = child
         self._spawn(self._hear(child))
+        return child
 
     async def _fork(self, slot: int) -> Child:
         waiting = asyncio.wait_for(self._imported.wait(), IMPORT_S)
         await _first(waiting, self.failed)
-        assert self._socket is not None
+        if self._socket is None:
+            raise LinkClosed("the zygote has just died")
         self._incarnations[slot] += 1
         worker = WorkerId(node=self._node, slot=slot, incarnation=self._incarnations[slot])
         self._page.reset(slot)
@@ -296,9 +298,7 @@ class Nursery:
             await asyncio.sleep(min(pause, _LONGEST_PAUSE_S))
         else:
             self._quick_deaths[slot] = 0
-        await self._start_worker(slot)
-        successor = next(c for w, c in self.children.items() if w.slot == slot)
-        await self._on_up(successor)
+        await self._on_up(await self._start_worker(slot))
 
     def _kill(self, child: Child) -> None:
         exited = self._exits.get(child.pid)

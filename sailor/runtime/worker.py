@@ -1,9 +1,9 @@
 """One worker process: a training thread, a control thread, a builder thread.
 
-The control thread (of this module's ``_Control``) listens to the agent and ticks, whatever the
-others do. The builder prepares the next generation while the present one trains. The main thread
-trains, halts, switches. A worker decides nothing about membership: when a peer is gone it leaves
-the step and waits to be told. It ends with its zygote, hence with its agent.
+The control thread listens to the agent and ticks, whatever the others do. The builder prepares the
+next generation while the present one trains. The main thread trains, halts, switches. A worker
+decides nothing about membership: when a peer is gone it leaves the step and waits to be told. It
+ends with its zygote, hence with its agent.
 """
 
 from __future__ import annotations

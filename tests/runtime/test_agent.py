@@ -36,6 +36,11 @@ def story(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
+def at_rest(seconds: float) -> float:
+    """A time limit that holds on a quiet machine; a busy one gets longer by its load."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def at_step(halted: dict[str, m.Halted]) -> int:
     """The one step at which all workers with state stand."""
     (step,) = {w.step for h in halted.values() for w in h.workers if w.step >= 0}
@@ -256,9 +261,8 @@ async def test_a_killed_worker_is_known_at_once_and_its_node_goes_on_from_memory
         halt_s = time.monotonic() - halt_at
         up = await cluster.heard("n1", m.WorkerUp)
         assert up.worker.incarnation == victim.incarnation + 1
-        # Generous for a loaded machine; measured at rest: 0.02 s and 0.1 s.
-        assert detect_s < 0.5
-        assert halt_s < 0.5
+        assert detect_s < at_rest(0.5)
+        assert halt_s < at_rest(0.5)
         step = common_step(halted)
         second = cluster.layout(a_plan([2], microbatches=[4]), nodes)
         await cluster.prepare(2, second)
@@ -325,8 +329,7 @@ async def test_a_stopped_worker_is_found_and_ended_while_its_waiting_peer_is_not
         stopped_at = time.monotonic()
         os.kill(pid, signal.SIGSTOP)
         lost = await cluster.heard("n1", m.WorkerLost)
-        # Two looks 0.25 s apart find it; the rest is room for a loaded machine.
-        assert time.monotonic() - stopped_at < 2.0
+        assert time.monotonic() - stopped_at < at_rest(1.5)  # two looks, 0.25 s apart, find it
         assert (lost.worker, lost.cause) == (victim, "stopped")
         await cluster.heard("n1", m.WorkerUp)
         assert not cluster.all_said("n0", m.WorkerLost)
@@ -371,6 +374,13 @@ async def test_training_goes_on_while_the_controller_is_away(
         losses = cluster.losses("n0")
         assert sorted(losses) == list(range(len(losses)))  # what was applied meanwhile was kept
         assert_same(cluster, reference, nodes=["n0"])
+        ((victim, pid),) = cluster.workers("n0").items()
+        await cluster.vanish()
+        os.kill(pid, signal.SIGKILL)
+        await cluster.open()
+        lost = await cluster.heard("n0", m.WorkerLost)  # what happened meanwhile is told
+        assert lost.worker == victim
+        await cluster.heard("n0", m.WorkerUp)
 
 
 @story
