@@ -117,7 +117,7 @@ class Trainer:
         )  # fmt: skip
         self._state = StageState(layout, rank, device=self.device)
         self.state: dict[Box, BoxTensors] = self._state.boxes
-        parameters = self._state.bind(module)
+        parameters = self._state.bind(module.leaves())
         self._sum: GradientSum = (ExactSum if settings.deterministic else FastSum)(
             self._state, parameters, tokens_per_step=plan.tokens_per_step
         )
