@@ -195,8 +195,8 @@ class TokenStream:
         self, manifest: Manifest, shards: Sequence[Shard], *, sequence_length: int
     ) -> None:
         self.sequence_length = sequence_length
-        self._shards = [
-            np.memmap(Path(manifest.path) / shard.file, dtype=manifest.dtype, mode="r")
+        self._shards = [  # as plain arrays: a memmap's own slices are many times slower
+            np.asarray(np.memmap(Path(manifest.path) / shard.file, manifest.dtype, mode="r"))
             for shard in shards
         ]
         counts = [max(0, (len(shard) - 1) // sequence_length) for shard in self._shards]

@@ -5,8 +5,8 @@ Every parameter has the name and, along its split axis, this rank's share of the
 state (sailor/parallel/state.py) gives them their memory.
 """
 
-# B batch, T tokens, D model, H heads of this rank, G its key/value heads, K head size, F its
-# share of the feed-forward width
+# B batch, T tokens, D model, H heads of this rank, G its key/value heads, K head size, h half of
+# it, F this rank's share of the feed-forward width
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sailor.models.fused import rms_norm, turn
 from sailor.models.spec import Activation, ModelSpec, Positions
 from sailor.parallel.tensor import TensorGroup
 
@@ -72,11 +73,10 @@ class RMSNorm(nn.Module):
     def __init__(self, width: int, *, epsilon: float) -> None:
         super().__init__()
         self.weight = unset(width)
-        self._shape = (width,)
         self._epsilon = epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self._shape, self.weight, self._epsilon)
+        return rms_norm(x, self.weight, epsilon=self._epsilon)
 
 
 class TokenEmbedding(nn.Module):
@@ -115,17 +115,19 @@ class Rotary:
 
     def rotate(self, x_BHTK: torch.Tensor) -> torch.Tensor:
         """Turn each pair (k, k + K/2) by its position's angle."""
-        cos_TK, sin_TK = self._table(x_BHTK.shape[-2], x_BHTK.device)
-        low, high = x_BHTK.chunk(2, dim=-1)
-        return x_BHTK * cos_TK + torch.cat((-high, low), dim=-1) * sin_TK
+        cos_Th, sin_Th = self._table(x_BHTK.shape[-2], x_BHTK.device)
+        return turn(x_BHTK, cos_Th, sin_Th)
 
     def _table(self, num_tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         key = (num_tokens, device)
         if key not in self._tables:
-            half = torch.arange(0, self._head_size, 2, dtype=torch.float64) / self._head_size
-            angles = torch.outer(torch.arange(num_tokens, dtype=torch.float64), self._theta**-half)
-            both = torch.cat((angles, angles), dim=-1)
-            self._tables[key] = (both.cos().float().to(device), both.sin().float().to(device))
+            powers = torch.arange(0, self._head_size, 2, dtype=torch.float64) / self._head_size
+            positions = torch.arange(num_tokens, dtype=torch.float64)
+            angles_Th = torch.outer(positions, self._theta**-powers)
+            self._tables[key] = (
+                angles_Th.cos().float().to(device),
+                angles_Th.sin().float().to(device),
+            )
         return self._tables[key]
 
 

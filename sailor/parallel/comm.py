@@ -155,36 +155,48 @@ class ProcessGroupCommunicator:
         self.abort = abort
         self.timeout_s = timeout_s
         self._group = group
+        self._lock = threading.Lock()  # a group may be closed by another thread than waits
         self._under_way: deque[tuple[_Work, torch.Tensor]] = deque()
         self._roots: dict[int, Any] = {}
 
     def all_reduce(self, tensor: torch.Tensor) -> Pending:
-        return self._start(self._group.allreduce([tensor]), tensor)
+        try:
+            return self._started(self._group.allreduce([tensor]), tensor)
+        except RuntimeError as error:
+            self.close()
+            raise PeerLost(str(error)) from error
 
     def broadcast(self, tensor: torch.Tensor, *, root: int) -> Pending:
         options = self._roots.get(root)
         if options is None:
             options = self._roots[root] = dist.BroadcastOptions()
             options.rootRank = root
-        return self._start(self._group.broadcast([tensor], options), tensor)
+        try:
+            return self._started(self._group.broadcast([tensor], options), tensor)
+        except RuntimeError as error:
+            self.close()
+            raise PeerLost(str(error)) from error
 
     def rebind(self, abort: threading.Event) -> None:
         self.abort = abort
 
     def close(self) -> None:
         """Bury the group with whatever it is still doing."""
-        if self._group is not None:
-            stuck = any(not work.done for work, _ in self._under_way)
-            remains = (self._group, tuple(self._under_way))
-            _graveyard.bury(remains, seconds=self.timeout_s if stuck else 0.0)
-            self._group = _Closed()
+        with self._lock:
+            group, self._group = self._group, _Closed()
+            under_way = tuple(self._under_way)
             self._under_way.clear()
+        if not isinstance(group, _Closed):
+            stuck = any(not work.done for work, _ in under_way)
+            _graveyard.bury((group, under_way), seconds=self.timeout_s if stuck else 0.0)
 
-    def _start(self, work: Any, tensor: torch.Tensor) -> Pending:
+    def _started(self, work: Any, tensor: torch.Tensor) -> Pending:
+        """Remember the operation and its tensor while it may touch it."""
         pending = _Work(work, self)
-        while self._under_way and self._under_way[0][0].done:
-            self._under_way.popleft()
-        self._under_way.append((pending, tensor))
+        with self._lock:
+            while self._under_way and self._under_way[0][0].done:
+                self._under_way.popleft()
+            self._under_way.append((pending, tensor))
         return pending
 
 

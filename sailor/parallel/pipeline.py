@@ -11,13 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from sailor.models.stage import StageModule
 from sailor.parallel.comm import Communicator, LoopbackCommunicator, Pending
 from sailor.parallel.layout import GroupKind, Layout
 from sailor.parallel.schedule import Forward, forward_only, one_forward_one_backward
+
+
+class Stage(Protocol):
+    """What a stage computes; sailor/models/stage.py builds it."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, T] tokens on the first stage, [B, T, D] activations elsewhere -> [B, T, D]."""
+
+    def losses(self, x_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Loss of every token, [B * T]. Last stage only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,9 +106,7 @@ class _Inbox:
 class Pipeline:
     """One rank's stage at work."""
 
-    def __init__(
-        self, module: StageModule, layout: Layout, rank: int, *, device: torch.device
-    ) -> None:
+    def __init__(self, module: Stage, layout: Layout, rank: int, *, device: torch.device) -> None:
         at = layout.coordinates[rank]
         self.first, self.last = layout.is_first(rank), layout.is_last(rank)
         self._module = module
@@ -174,7 +182,7 @@ class Pipeline:
         """Activations, or on the last stage the summed loss."""
         x = microbatch.inputs if came_BTD is None else came_BTD
         assert x is not None
-        out_BTD: torch.Tensor = self._module(x)
+        out_BTD = self._module(x)
         if not self.last:
             return out_BTD
         assert microbatch.targets is not None

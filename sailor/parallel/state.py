@@ -7,7 +7,7 @@ does not, so that the optimizer runs over long stretches. A box is a view into t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -15,7 +15,6 @@ from math import prod
 import torch
 
 from sailor.models.spec import LogicalTensor
-from sailor.models.stage import StageModule
 from sailor.parallel.boxes import Box
 from sailor.parallel.layout import Layout
 
@@ -114,13 +113,19 @@ class StageState:
             for box, slot in _in_order(layout.boxes[rank], self.slots)
         }
 
-    def bind(self, module: StageModule) -> tuple[tuple[str, torch.nn.Parameter], ...]:
-        """Give every parameter of the module its memory; (tensor name, parameter) of each.
+    def bind(
+        self, leaves: Iterable[tuple[str, torch.nn.Module, str]]
+    ) -> tuple[tuple[str, torch.nn.Parameter], ...]:
+        """Give every parameter of a module its memory; (tensor name, parameter) of each.
 
-        A parameter whose gradient another rank contributes does not ask for one.
+        ``leaves`` are the parameters' (tensor name, module, attribute). A parameter whose gradient
+        another rank contributes does not ask for one. Raises ValueError when they are not those of
+        the layout.
         """
         bound = []
-        for name, owner, attribute in module.leaves():
+        for name, owner, attribute in leaves:
+            if name not in self.by_name:
+                raise ValueError(f"this rank has no tensor {name}")
             slot = self.by_name[name]
             expected = owner._parameters[attribute]
             if expected is None or expected.shape != torch.Size(slot.shape):

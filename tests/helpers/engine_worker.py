@@ -39,6 +39,7 @@ class Train(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     evaluate: bool = False
     stop_vote_at: int = 0
     loopback: bool = False
+    warm_up: bool = False
     poison: str = ""  # name of a tensor to fill with NaN before training
     timeout_s: float = 60.0
 
@@ -133,6 +134,9 @@ class _Worker:
         torch.set_num_threads(1)
         layout = Layout(plan=job.plan, spec=job.spec, pieces=job.pieces, workers=job.workers)
         trainer = Trainer(layout=layout, rank=job.rank, settings=job.settings)
+        if job.warm_up:
+            trainer.warm_up()
+            assert all(not t.weight.any() and not t.moment2.any() for t in trainer.state.values())
         if job.state_in:
             read_state(trainer, job.state_in)
             trainer.loaded()

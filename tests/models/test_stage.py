@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sailor.models.fused import rms_norm, turn
 from sailor.models.layers import LayerNorm, RMSNorm, Rotary
 from sailor.models.spec import Activation, Norm, Positions
 from sailor.models.stage import StageModule
@@ -108,6 +109,14 @@ def test_norms_are_their_definitions():
     torch.testing.assert_close(layer(x), centred / deviation * layer.weight + layer.bias)
     root = (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(rms(x), x / root * rms.weight)
+
+
+def test_own_backward_passes_are_the_derivatives():
+    x = torch.randn(2, 3, 4, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(8, dtype=torch.float64, requires_grad=True)
+    angles = torch.randn(4, 4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda a, b: rms_norm(a, b, epsilon=1e-3), (x, weight))
+    assert torch.autograd.gradcheck(lambda a: turn(a, angles.cos(), angles.sin()), (x,))
 
 
 def test_grouped_heads_attend_as_if_keys_and_values_were_repeated():

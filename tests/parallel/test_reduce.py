@@ -16,7 +16,7 @@ TOKENS = 192
 def one_rank(kind):
     layout = a_run(a_replica(microbatches=6, layers=1), spec=a_gpt(num_layers=1))
     state = StageState(layout, 0, device=torch.device("cpu"))
-    parameters = state.bind(module_of(layout, 0))
+    parameters = state.bind(module_of(layout, 0).leaves())
     return state, parameters, kind(state, parameters, tokens_per_step=TOKENS)
 
 
@@ -74,7 +74,9 @@ def test_the_seed_of_an_exact_sum_is_a_power_of_two_so_that_backward_rounds_noth
     for tokens in (1, 3, 1024, 1025, 10**6):
         layout = a_run(a_replica(microbatches=6, layers=1), spec=a_gpt(num_layers=1))
         state = StageState(layout, 0, device=torch.device("cpu"))
-        seed = ExactSum(state, state.bind(module_of(layout, 0)), tokens_per_step=tokens).seed
+        seed = ExactSum(
+            state, state.bind(module_of(layout, 0).leaves()), tokens_per_step=tokens
+        ).seed
         assert seed.hex().startswith("0x1.0000000000000p")
 
 
