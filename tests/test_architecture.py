@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sailor.profile", "sailor.plan", "sailor.models.spec", "sailor.cluster",
         "sailor.parallel.boxes", "sailor.parallel.schedule", "sailor.parallel.layout",
     },
-    "sailor.parallel": {"sailor.plan", "sailor.models.spec", "sailor.models"},
+    "sailor.parallel": {"sailor.plan", "sailor.models.spec"},
     "sailor.data": set(),
     "sailor.training.settings": set(),
     "sailor.training": {
@@ -85,7 +85,8 @@ ONLY_IN: dict[str, set[str]] = {
 # Modules and packages that may import torch, directly or not: the rest must do without.
 WITH_TORCH = ONLY_IN["torch"]
 TORCH_FREE_IN_THEM = {"sailor.models", "sailor.models.spec", "sailor.training",
-                      "sailor.training.settings"}  # fmt: skip
+                      "sailor.training.settings", "sailor.training.schedule",
+                      "sailor.training.evaluate"}  # fmt: skip
 
 
 def modules() -> dict[str, Path]:

@@ -211,7 +211,7 @@ class _Graveyard:
     """Keeps abandoned groups and their tensors until no thread can write into them any more.
 
     Destroying a group with an operation stuck in it blocks until its time-out, so a daemon thread
-    does it.
+    does it. The interpreter would do it too on its way out: a worker leaves with ``os._exit``.
     """
 
     def __init__(self) -> None:

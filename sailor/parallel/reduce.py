@@ -188,7 +188,8 @@ class ExactSum:
         self._state = state
         self._slots = [state.by_name[name] for name, p in parameters if p.requires_grad]
         self._buckets = buckets_of(state)
-        self._extremes: list[list[torch.Tensor]] = [[] for _ in self._slots]
+        # By tensor: a tied matrix is two parameters that are added to one sum.
+        self._extremes: dict[str, list[torch.Tensor]] = {s.logical.name: [] for s in self._slots}
         self._allocate()
         wanted = (parameter for _, parameter in parameters if parameter.requires_grad)
         for index, parameter in enumerate(wanted):
@@ -237,7 +238,7 @@ class ExactSum:
     def begin(self) -> None:
         for sums in self._sums:
             sums.zero_()
-        for extremes in self._extremes:
+        for extremes in self._extremes.values():
             extremes.clear()
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
@@ -246,7 +247,7 @@ class ExactSum:
         assert gradient is not None
         parameter.grad = None
         gradient.round_()
-        self._extremes[index].extend(torch.aminmax(gradient))
+        self._extremes[self._slots[index].logical.name].extend(torch.aminmax(gradient))
         for segment, chunks in self._targets[index]:
             part = gradient if segment is None else segment.of(gradient)
             for chunk in chunks:
@@ -254,8 +255,12 @@ class ExactSum:
                 chunk.total.add_(chunk.scratch)
 
     def magnitude(self) -> float:
-        # No partial sum of a parameter's elements exceeds the sum of its largest ones.
-        bounds = [torch.stack(e).abs_().view(-1, 2).amax(dim=1).sum() for e in self._extremes if e]
+        # No partial sum of a tensor's elements exceeds the sum of its largest ones.
+        bounds = [
+            torch.stack(extremes).abs_().view(-1, 2).amax(dim=1).double().sum()
+            for extremes in self._extremes.values()
+            if extremes
+        ]
         return float(torch.stack(bounds).max()) / 2.0**EXACT_BITS if bounds else 0.0
 
     def reduce(self, groups: Mapping[tuple[int, ...], Communicator]) -> None:
