@@ -163,6 +163,38 @@ async def test_a_planned_change_builds_only_groups_whose_members_change(
 
 
 @story
+async def test_many_generations_leave_nothing_behind(tmp_path: Path) -> None:
+    """Descriptors, threads, segments and memory after ten generations are those after three."""
+    async with a_cluster(tmp_path, slots=2) as cluster:
+        plans = [a_plan([], [], microbatches=counts) for counts in ([2, 2], [1, 3])]
+        layout = cluster.layout(plans[0], ["n0"])
+        await cluster.begin(layout)
+        seen = {}
+        for generation in range(2, 11):
+            layout = cluster.layout(plans[generation % 2], ["n0"], layout)
+            await cluster.prepare(generation, layout)
+            step = at_step(await cluster.halt(["n0"], generation - 1, boundary=True))
+            await cluster.switch(
+                generation, layout, step=step,
+                sources=lambda rank, _, to=layout: (kept_live(to, rank),),
+            )  # fmt: skip
+            await cluster.tell(layout, m.Go(generation=generation, step=step))
+            await cluster.stepped("n0", step + 3, generation=generation)
+            if generation in (3, 10):
+                processes = cluster.agents["n0"].members()
+                segments = SHARED_MEMORY.glob(f"sailor-{cluster.run}-n0-*/segment-*")
+                seen[generation] = {
+                    "descriptors": [p.num_fds() for p in processes],
+                    "threads": [p.num_threads() for p in processes[1:]],  # the agent has a pool
+                    "segments": len(list(segments)),
+                    "memory": sum(p.memory_info().rss for p in processes),
+                }
+        memory = [seen[generation].pop("memory") for generation in (3, 10)]
+        assert seen[3] == seen[10]
+        assert memory[1] < 1.1 * memory[0]  # allocators breathe; a leak of a trainer would show
+
+
+@story
 async def test_groups_that_were_left_are_not_taken_over(tmp_path: Path) -> None:
     async with a_cluster(tmp_path, nodes=2) as cluster:
         nodes = ["n0", "n1"]
