@@ -23,7 +23,9 @@ def undisturbed(place):
     """``undisturbed(steps)``: the run to compare with, on one machine, made once per length."""
 
     def made(steps: int, *arguments: str) -> Ended:
-        name = f"undisturbed-{steps}-{abs(hash(arguments)):x}" if arguments else f"undisturbed-{steps}"
+        name = (
+            f"undisturbed-{steps}-{abs(hash(arguments)):x}" if arguments else f"undisturbed-{steps}"
+        )
         with FileLock(place.root / f"{name}.lock"):
             folder = place.runs / name
             if (folder / "summary.json").exists():

@@ -207,9 +207,7 @@ class Place:
                 cwd=self.root, env=self.environment(), stdin=subprocess.DEVNULL, stdout=out,
                 stderr=err, start_new_session=True,
             )  # fmt: skip
-        running = Running(
-            name=name, folder=self.runs / name, process=process, printed=printed
-        )
+        running = Running(name=name, folder=self.runs / name, process=process, printed=printed)
         try:
             yield running
         finally:
