@@ -128,7 +128,9 @@ class _Training:
             host=config.runtime.host,
             port=config.runtime.port,
             heartbeat_s=parse_seconds(config.runtime.heartbeat),
-            silence_s=parse_seconds(config.runtime.lease),
+            lease_s=parse_seconds(config.runtime.lease),
+            reconnect_s=parse_seconds(config.runtime.reconnect),
+            silence_s=parse_seconds(config.runtime.silence),
             keep=config.checkpoint.keep,
         )
 

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 ZONES = ("local-a", "local-b")
 AGENT = (sys.executable, "-m", "sailor.runtime.agent")
+CODE = Path(__file__).resolve().parents[1]  # agents run the code that their run.py runs
 RECORD = "machines.jsonl"
 
 _POLL_S = 0.02
@@ -42,6 +43,7 @@ class _Running:
     machine: Machine
     process: subprocess.Popen[bytes] | None = None
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    watch: int | None = None  # a pidfd of its agent, readable when that has ended
     released: asyncio.Task[Released] | None = None
 
 
@@ -151,6 +153,7 @@ class LocalProvisioner:
         """
         running = self._nodes[node]
         self._cancel_timers(running)
+        self._unwatch(running)
         kill_machine(mark=running.machine.mark, leader=running.machine.leader)
         if running.released is None:
             running.released = asyncio.create_task(self._bury(running, how="killed"))
@@ -200,12 +203,27 @@ class LocalProvisioner:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, MARK: running.machine.mark},
+                env={**os.environ, MARK: running.machine.mark, "PYTHONPATH": _with_our_code()},
                 start_new_session=True,
             )
         # Never reaped before its release: until then its pid cannot become another process's.
         running.machine = replace(running.machine, leader=identify(running.process.pid))
         self._record.started(running.machine)
+        running.watch = os.pidfd_open(running.process.pid)
+        asyncio.get_running_loop().add_reader(running.watch, self._ended_unasked, running)
+
+    def _ended_unasked(self, running: _Running) -> None:
+        """The agent ended though nobody gave the machine back: whoever waits for it must know."""
+        self._unwatch(running)
+        node = running.machine.node
+        source = f"its agent ended, see {self.log_path(node)}"
+        self._notices.put_nowait(Notice(node=node, seconds=0.0, source=source))
+
+    def _unwatch(self, running: _Running) -> None:
+        if running.watch is not None:
+            asyncio.get_running_loop().remove_reader(running.watch)
+            os.close(running.watch)
+            running.watch = None
 
     def _boot_or_log(self, running: _Running, request: NodeRequest) -> None:
         try:
@@ -220,6 +238,7 @@ class LocalProvisioner:
         agent takes one SIGTERM for a notice and the second for the end.
         """
         self._cancel_timers(running)
+        self._unwatch(running)
         leader = running.machine.leader
         if leader is None:
             return self._gone(running.machine, "its boot was cancelled")
@@ -321,6 +340,11 @@ async def _until(condition: Callable[[], bool], *, seconds: float) -> bool:
             return False
         await asyncio.sleep(_POLL_S)
     return True
+
+
+def _with_our_code() -> str:
+    """PYTHONPATH for an agent: it must find this project wherever run.py was called from."""
+    return os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
 
 
 def _memory(root: Path, run: str, machine: Machine) -> Path | None:

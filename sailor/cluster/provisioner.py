@@ -24,7 +24,8 @@ class NodeRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """A cloud says a machine will go. ``seconds`` is the time it promised, best effort."""
+    """A cloud says a machine will go. ``seconds`` is the time it promised, best effort; 0 says
+    that it is going now, or gone."""
 
     node: str
     seconds: float

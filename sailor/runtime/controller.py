@@ -209,6 +209,9 @@ class Controller:
             self._events.write(
                 "notice", node=notice.node, seconds=notice.seconds, source=notice.source
             )
+            if notice.seconds <= 0 and notice.node not in self._roster.agents:
+                self._lose(notice.node, notice.source, 0.0)  # it will never dial in
+                continue
             self._put(s.Noticed(at=self._clock.now(), node=notice.node, seconds=notice.seconds))
 
     def _put(self, event: s.Event) -> None:

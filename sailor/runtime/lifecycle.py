@@ -127,16 +127,26 @@ def _joined(run: Run, event: Joined) -> Outcome:
     node = event.member.node
     run = replace(run, nodes={**run.nodes, node: Node(member=event.member, slots=event.slots)})
     if run.phase is Phase.assembling:
-        if len(run.nodes) >= run.limits.initial_nodes:
-            return begin_unplanned(run, event.at, cause="start")
-        return run, []
+        return _assembled(run, event.at)
     return want_plan(run, event.at, cause=f"{node} joined")
 
 
+def _assembled(run: Run, at: float, *, lost: str = "") -> Outcome:
+    """Begin once every node of the start is there or will never be."""
+    if len(run.nodes) + len(run.absent) < run.limits.initial_nodes:
+        return run, []
+    if not run.nodes:
+        return end_run(run, End.failed, f"no node could be started; {lost}")
+    return begin_unplanned(run, at, cause="start")
+
+
 def _lost(run: Run, event: Lost) -> Outcome:
+    nodes = {name: node for name, node in run.nodes.items() if name != event.node}
+    if run.phase is Phase.assembling:
+        run = replace(run, nodes=nodes, absent=run.absent | {event.node})
+        return _assembled(run, event.at, lost=f"{event.node}: {event.cause}")
     if event.node not in run.nodes:
         return run, []
-    nodes = {name: node for name, node in run.nodes.items() if name != event.node}
     run = replace(run, nodes=nodes)
     if event.node in saved_nodes(run):
         return run, []  # its part is durable already

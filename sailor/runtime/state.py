@@ -135,6 +135,7 @@ class Run:
     phase: Phase = Phase.assembling
     generation: int = 0  # the highest ever used
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()  # asked for at the start, and will not come
     active: Layout | None = None  # of the generation that trains or trained last
     active_generation: int = 0
     intact: bool = False  # the active generation's workers still hold its state live

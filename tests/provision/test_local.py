@@ -32,14 +32,14 @@ def request(node: str, **changes: Any) -> NodeRequest:
 async def provisioner(folder: Path, *flags: str, **changes: Any) -> AsyncIterator[LocalProvisioner]:
     memory = folder / "shm"
     memory.mkdir(exist_ok=True)
-    changes = {"grace_s": 1.0, **changes}
+    pose = (sys.executable, str(AGENT), "--memory-folder", str(memory), *flags)
+    changes = {"grace_s": 1.0, "command": pose, **changes}
     local = LocalProvisioner(
         run="otter",
         folder=folder,
         controller=("127.0.0.1", 4242),
         identity=folder / "identity",
         slots={"cpu-1": 1, "cpu-4": 4},
-        command=(sys.executable, str(AGENT), "--memory-folder", str(memory), *flags),
         memory_root=memory,
         **changes,
     )
@@ -310,3 +310,41 @@ def test_a_process_is_known_by_more_than_its_pid() -> None:
 
 def test_machines_are_spread_over_the_zones() -> None:
     assert [zone_of(i) for i in range(4)] == ["local-a", "local-b", "local-a", "local-b"]
+
+
+def test_an_agent_that_ends_by_itself_is_told_of_but_not_one_that_was_released(
+    tmp_path: Path,
+) -> None:
+    async def body() -> list[Notice]:
+        async with provisioner(tmp_path) as local:
+            await local.request(request("node-1"))
+            await local.request(request("node-2"))
+            ended = await said(local, "node-1")
+            await said(local, "node-2")
+            await local.release("node-2")
+            os.kill(ended["pid"], signal.SIGKILL)
+            async with asyncio.timeout(WAIT_S):
+                first = await anext(local.notices())
+            await local.close()
+            return [first, *[notice async for notice in local.notices()]]
+
+    (notice,) = asyncio.run(body())
+    assert (notice.node, notice.seconds) == ("node-1", 0.0)
+    assert str(tmp_path / "logs" / "node-1.log") in notice.source
+
+
+def test_an_agent_finds_our_code_wherever_the_command_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run started from another folder, without an installation, had agents that found nothing."""
+    monkeypatch.chdir(tmp_path)
+
+    async def body() -> str:
+        command = (sys.executable, "-c", "import sailor; print(sailor.__file__)")
+        async with provisioner(tmp_path, command=command) as local:
+            await local.request(request("node-1"))
+            async with asyncio.timeout(WAIT_S):
+                await anext(local.notices())
+            return local.log_path("node-1").read_text()
+
+    assert asyncio.run(body()).strip().endswith("sailor/__init__.py")

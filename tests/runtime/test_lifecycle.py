@@ -72,6 +72,22 @@ def test_no_node_at_all_ends_the_run_as_interrupted():
     assert finish.end is s.End.interrupted
 
 
+def test_a_node_that_dies_before_the_first_plan_is_not_waited_for():
+    run, _ = drive(a_run(), s.Joined(at=1, member=a_member("n0"), slots=1))
+    run, commands = drive(run, s.Lost(at=2, node="n1", cause="its agent ended"))
+    (replan,) = of_kind(commands, s.Replan)
+    assert [member.node for member in replan.members] == ["n0"]
+
+
+def test_a_run_none_of_whose_nodes_starts_fails_at_once_and_says_why():
+    run, commands = drive(a_run(), s.Lost(at=1, node="n0", cause="no such program"))
+    assert commands == []
+    run, commands = drive(run, s.Lost(at=2, node="n1", cause="no such program"))
+    (finish,) = of_kind(commands, s.Finish)
+    assert finish.end is s.End.failed
+    assert "n1: no such program" in finish.why
+
+
 def test_a_lost_node_halts_the_survivors_at_once():
     run = a_training_run("n0", "n1", "n2")
     run, commands = drive(run, s.Lost(at=11, node="n1", cause="killed", silent_s=0.2))
