@@ -135,8 +135,11 @@ class Trainer:
             num_sequences=self._held_out.num_sequences,
         )  # fmt: skip
         self._counted = self._boxes_counted_here()
+        self._counted_at = torch.tensor([index for index, _, _ in self._counted], dtype=torch.long)
+        self._counted_gradients: list[torch.Tensor] = []
         self._world: Communicator = LoopbackCommunicator()
         self._owners: dict[tuple[int, ...], Communicator] = {}
+        self._connected = False
         self._clean = True  # no operation was left while it might write into our memory
         self._exact = settings.deterministic  # as far as is known
         self._phases: dict[str, float] = {}
@@ -189,6 +192,11 @@ class Trainer:
                 case _:
                     pass
         self._pipeline.connect(Links.of(self.layout, self.rank, groups))
+        gradients = self._state.gradients
+        self._counted_gradients = [
+            slot.box_of(slot.of(gradients), box) for _, slot, box in self._counted
+        ]
+        self._connected = True
 
     # Work
 
@@ -255,8 +263,8 @@ class Trainer:
 
     def _enter(self) -> None:
         """From here until ``_clean`` is set again, operations may be under way in our memory."""
-        if not self._clean:
-            raise ValueError("connect again: the last step or evaluation was left midway")
+        if not (self._connected and self._clean):
+            raise ValueError("connect first, and again after a step or evaluation was left midway")
         self._clean = False
 
     @contextmanager
@@ -298,11 +306,9 @@ class Trainer:
         plan, at = self.layout.plan, self.layout.coordinates[self.rank]
         num_boxes, num_microbatches = len(self.layout.owners), plan.num_microbatches
         numbers = torch.zeros(num_boxes + num_microbatches + 3, dtype=torch.float64)
-        if self._counted:
-            gradients = self._state.gradients
-            views = [slot.box_of(slot.of(gradients), box) for _, slot, box in self._counted]
-            norms = torch.stack(torch._foreach_norm(views, 2, dtype=torch.float64))
-            numbers[[index for index, _, _ in self._counted]] = norms.square().cpu()
+        if self._counted_gradients:
+            norms = torch._foreach_norm(self._counted_gradients, 2, dtype=torch.float64)
+            numbers[self._counted_at] = torch.stack(norms).square().cpu()
         if losses and at.tensor_rank == 0:
             first = num_boxes + self.layout.microbatch_offset(at.replica)
             numbers[first : first + len(losses)] = torch.stack(losses).double().cpu()

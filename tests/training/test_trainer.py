@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from sailor.training.trainer import Trainer
 from tests.helpers.engine import a_gpt, a_llama, a_random_plan, a_replica, a_run, some_settings
 
 ONE = (a_replica(microbatches=6),)
@@ -244,6 +245,15 @@ def test_a_warmed_up_trainer_trains_as_a_cold_one(crew, tokens, reference):
     run = crew.train(layout, settings, steps=range(1, 6), warm_up=True)
     assert run.losses == reference["gpt"].losses
     assert same_bits(run, reference["gpt"])
+
+
+def test_a_trainer_without_groups_refuses_to_step(tokens):
+    layout = a_run(*SAME_BITS["dp2"])
+    trainer = Trainer(layout=layout, rank=0, settings=some_settings(tokens, layout))
+    with pytest.raises(ValueError, match="connect first"):
+        trainer.step(1, stop=False)
+    with pytest.raises(ValueError, match="needs groups"):
+        trainer.connect({})
 
 
 def test_a_plan_with_another_batch_than_the_settings_is_refused(crew, tokens):
