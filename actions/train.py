@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from actions import domain
 from actions.begin import Beginning, begin
 from actions.console import Console
+from actions.limits import refuse_when_spent, watch
 from actions.planning import Question, question
 from actions.run_folder import config_digest
 from actions.signals import stop_signals
@@ -74,6 +75,7 @@ class _Training:
                 self._view(), console=self.console, events=events, past=past, folder=folder.path
             )
             try:
+                refuse_when_spent(self.config.budget, past=past, now=events.t)
                 self._announce(events, asked, chosen)
                 settings = self._settings(asked)
                 replan = asked.replanner(chosen.plan)
@@ -188,12 +190,21 @@ class _Training:
             now=lambda code: _cancel(task, code),
         ):
             injector.start()
+            limits = asyncio.create_task(
+                watch(
+                    config.budget,
+                    events=events,
+                    past=past,
+                    stop=lambda why: controller.ask_stop(End.limit, why),
+                )
+            )
             try:
                 outcome = await controller.run(machines)
             except asyncio.CancelledError as stopped:
                 (code,) = stopped.args
                 return _Ending(end="killed", why="told to stop twice", exit_code=code)
             finally:
+                limits.cancel()
                 await injector.stop()
         return _Ending(end=outcome.end.value, why=outcome.why, exit_code=EXIT_CODES[outcome.end])
 

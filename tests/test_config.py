@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from itertools import product
 
 import pytest
@@ -119,6 +120,15 @@ def test_every_key_of_the_schema_is_described():
             if is_field and not described and not is_group:
                 undescribed.append(f"{node.name}.{field.target.id}")
     assert undescribed == []
+
+
+def test_no_key_is_for_show():
+    """What nobody reads cannot do anything. (That it does the right thing is tested elsewhere.)"""
+    code = "\n".join(path.read_text() for path in (ROOT / "actions").glob("*.py"))
+    code += (ROOT / "run.py").read_text()
+    read = set(re.findall(r"\.(\w+)", code))
+    read.add("action")  # read as Config.actions
+    assert [key for key in keys() if key.rpartition(".")[2] not in read] == []
 
 
 def test_model_config_has_the_fields_of_a_model_spec():
