@@ -27,7 +27,7 @@ from sailor.errors import ConfigError
 # never what is computed. A key or the start of one.
 FREE_KEYS = (
     "action", "output", "runs_dir", "run", "ui", "budget", "runtime", "data.cache",
-    "planner.patience", "checkpoint.keep",
+    "planner.patience", "checkpoint.keep", "checkpoint.compare_every",
 )  # fmt: skip
 
 

@@ -124,6 +124,7 @@ class _Training:
                 pieces=finest_pieces(asked.spec, max_degree=most_gpus),
                 train=beginning.settings,
                 checkpoint_directory=beginning.checkpoint_directory,
+                compare_every=config.checkpoint.compare_every,
             ),
             limits=domain.limits(config, initial_nodes=config.cloud.nodes),
             nodes=tuple(self._request(index) for index in range(config.cloud.nodes)),

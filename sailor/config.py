@@ -281,6 +281,8 @@ class CheckpointConfig:
 
     snapshot_every: int = 1
     """Steps between snapshots into CPU memory."""
+    compare_every: int = 0
+    """Steps between comparisons of all replicas' state by digest; 0 never compares."""
     persist_every: int = 100
     """Steps between durable checkpoints; 0 writes one at the end only."""
     keep: int = 2

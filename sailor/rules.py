@@ -52,8 +52,8 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "planner.tensor_parallel": (1, None), "planner.pipeline_parallel": (1, None),
     "planner.data_parallel": (1, None), "planner.microbatch_size": (1, None),
     "runtime.port": (0, 65535), "runtime.max_restarts": (1, None),
-    "checkpoint.snapshot_every": (1, None), "checkpoint.persist_every": (0, None),
-    "checkpoint.keep": (1, None),
+    "checkpoint.snapshot_every": (1, None), "checkpoint.compare_every": (0, None),
+    "checkpoint.persist_every": (0, None), "checkpoint.keep": (1, None),
 }  # fmt: skip
 
 

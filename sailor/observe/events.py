@@ -55,6 +55,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "evaluated": ("step", "eval_loss", "seconds"),  # an evaluation outside any step's record
     "snapshot": ("snapshot", "bytes", "stall_s", "peer"),  # named worker@step; peer "": own memory
+    "replicas_agree": ("step", "boxes"),  # only where they are compared
+    "replicas_differ": ("step", "box", "holders"),
     "committed": ("step",),
     "persisted": ("step", "bytes", "seconds", "path"),
     "persist_failed": ("step", "error"),

@@ -27,6 +27,7 @@ from sailor.parallel.transition import change_between
 from sailor.plan import Plan
 from sailor.runtime import messages as m
 from sailor.runtime import state as s
+from sailor.runtime.agreement import Agreement
 from sailor.runtime.identity import Identity
 from sailor.runtime.journal import read_journal, write_journal
 from sailor.runtime.key_store import KeyStore
@@ -101,6 +102,7 @@ class Controller:
         self._completing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._before: Layout | None = None
+        self._agreement: Agreement | None = None
         self._outcome: s.Finish | None = None
         self._journal_path = settings.directory / "journal.json"
         self._journal = read_journal(self._journal_path)
@@ -334,6 +336,8 @@ class Controller:
                     stall_s=message.stall_s,
                     peer=message.peer,
                 )
+                if message.digests:
+                    self._compare(message)
             case m.Persisted():
                 await self._on_persisted(node, message)
             case m.NoticeSeen():
@@ -359,6 +363,33 @@ class Controller:
             )
         except LinkClosed:
             log.debug("%s went before its store answer", link.peer)
+
+    def _compare(self, told: m.Snapshotted) -> None:
+        """Owners must hold the same bytes; one that does not has a silent fault (invariant I2)."""
+        agreement = self._agreement
+        if agreement is None or told.generation != self._run.active_generation:
+            return
+        snapshot = told.snapshot
+        compared = agreement.hear(snapshot.worker, step=snapshot.step, digests=told.digests)
+        if compared is None:
+            return
+        for difference in compared.differences:
+            holders = [" ".join(map(str, workers)) for _, workers in difference.holders]
+            log.error("step %d: owners of %s differ: %s", compared.step, difference.box, holders)
+            self._events.write(
+                "replicas_differ",
+                generation=told.generation,
+                step=compared.step,
+                box=difference.box,
+                holders=holders,
+            )
+        if not compared.differences:
+            self._events.write(
+                "replicas_agree",
+                generation=told.generation,
+                step=compared.step,
+                boxes=compared.num_compared,
+            )
 
     def _record_step(self, record: m.StepRecord) -> None:
         key = (record.generation, record.step)
@@ -479,6 +510,7 @@ class Controller:
             layout = self._run.active
             change = change_between(self._before, layout)
             self._before = layout
+            self._agreement = Agreement(layout=layout)
             fields["kept_groups"] = len(change.kept)
             fields["built_groups"] = len(change.built)
             fields["ranks"] = [

@@ -28,13 +28,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=T
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What never changes during a run. ``pieces`` is the cut of its tensors into boxes."""
+    """What never changes during a run. ``pieces`` is the cut of its tensors into boxes.
+
+    ``compare_every``: after every so many steps all owners of a box are compared; 0 never.
+    """
 
     run: str
     spec: ModelSpec
     pieces: int
     train: TrainSettings
     checkpoint_directory: str
+    compare_every: int = 0
 
 
 class SnapshotId(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -175,7 +179,10 @@ class Stepped(Message, frozen=True, kw_only=True):
 
 
 class Snapshotted(Message, frozen=True, kw_only=True):
-    """A snapshot was verified in own memory (``peer`` empty) or copied to a peer's."""
+    """A snapshot was verified in own memory (``peer`` empty) or copied to a peer's.
+
+    ``digests``: one for each box of the worker in the layout's order, where owners are compared.
+    """
 
     node: str
     snapshot: SnapshotId
@@ -183,6 +190,7 @@ class Snapshotted(Message, frozen=True, kw_only=True):
     bytes: int
     stall_s: float
     peer: str = ""
+    digests: tuple[int, ...] = ()
 
 
 class Persisted(Message, frozen=True, kw_only=True):

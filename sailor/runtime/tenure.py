@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ import msgspec
 from sailor.checkpoint.arena import OutOfSnapshotMemory
 from sailor.checkpoint.replicate import TransferFailed
 from sailor.checkpoint.segment import CorruptSnapshot, shapes_of
-from sailor.parallel.boxes import total_bytes
+from sailor.parallel.boxes import Box, total_bytes
 from sailor.parallel.layout import Layout, WorkerId
 from sailor.runtime import messages as m
 from sailor.runtime.custody import Custody
@@ -407,6 +407,7 @@ class Tenure:
                 boxes=len(boxes),
                 bytes=total_bytes(boxes),
                 stall_s=written.stall_s,
+                digests=self._digests(snapshot, boxes),
             )
         )
         if written.skipped:
@@ -417,6 +418,14 @@ class Tenure:
             del part.snapshots[step]
         if self._durable(snapshot.step) and at_step.keys() >= set(part.workers):
             await self._custody.persist(part.layout, generation, snapshot.step, at_step)
+
+    def _digests(self, snapshot: m.SnapshotId, boxes: Sequence[Box]) -> tuple[int, ...]:
+        """What the boxes were sealed with, at steps where owners are compared."""
+        assert self._run is not None
+        every, entry = self._run.compare_every, self._keeper.held(snapshot)
+        if every == 0 or snapshot.step % every or entry is None:
+            return ()
+        return tuple(entry.segment.digest_of(box.name) for box in boxes)
 
     def _durable(self, step: int) -> bool:
         assert self._run is not None

@@ -28,7 +28,6 @@ def test_losses_and_weights_are_those_of_the_undisturbed_run(place: Place, undis
     reference = undisturbed(STEPS)
     ended = place.train("cloud.nodes=4", f"train.steps={STEPS}", script=[fault])
     assert ended.code == 0, ended.told()
-    print(ended.out, layouts(ended), ended.folder)
     log = ended.events
     check.check_one_owner(log)
     check.check_samples(log, batch=8)

@@ -41,6 +41,7 @@ MODEL = (
     "model.head_size=8", "model.ffn_hidden_size=64", "model.max_positions=32",
     "train.sequence_length=32", "train.global_batch_size=8", "train.eval_samples=8",
     "planner.microbatch_size=1", "cloud.memory_per_gpu=1MiB", "cloud.max_nodes=64",
+    "checkpoint.compare_every=1",
 )  # fmt: skip
 # Waits that only a broken run reaches, however busy the computer is.
 PATIENT = (
