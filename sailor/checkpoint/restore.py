@@ -66,13 +66,26 @@ def on_history(copy: Copy, starts: Mapping[int, int]) -> bool:
 
 
 def reachable_step(layout: Layout, copies: Iterable[Copy]) -> int:
-    """The newest step for which every box of the layout has a copy; 0 is always reachable."""
-    holders: dict[int, set[str]] = {}
+    """The newest step at which every worker of the layout can have every box of its own; 0 is
+    always reachable. What a worker holds live serves itself alone."""
+    shared: dict[int, set[str]] = {}
+    own: dict[tuple[int, WorkerId | None], set[str]] = {}
     for copy in copies:
-        holders.setdefault(copy.step, set()).update(copy.boxes)
-    wanted = {box.name for box in layout.owners}
-    complete = [step for step, boxes in holders.items() if boxes >= wanted]
-    return max(complete, default=0)
+        boxes = (
+            own.setdefault((copy.step, copy.worker), set())
+            if copy.live
+            else (shared.setdefault(copy.step, set()))
+        )
+        boxes.update(copy.boxes)
+    for step in sorted(shared.keys() | {step for step, _ in own}, reverse=True):
+        anybody = shared.get(step, set())
+        if all(
+            box.name in anybody or box.name in own.get((step, worker), ())
+            for worker, boxes in zip(layout.workers, layout.boxes, strict=True)
+            for box in boxes
+        ):
+            return step
+    return 0
 
 
 def choose(layout: Layout, copies: Sequence[Copy], *, starts: Mapping[int, int]) -> Restore:

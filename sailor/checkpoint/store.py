@@ -1,4 +1,4 @@
-"""Durable checkpoints: ``step-00000040/<node>-<slot>.safetensors``, a manifest and a marker.
+"""Durable checkpoints: ``step-00000040/g<generation>-<node>-<slot>.safetensors``, manifest, marker.
 
 Agents write files, each box once per checkpoint. The controller completes: it looks at every file,
 writes manifest.json and, last of all, COMPLETE. A folder without that marker is no checkpoint,
@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -235,10 +235,15 @@ def steps(directory: Path) -> list[int]:
     return sorted(found)
 
 
-def newest(directory: Path) -> Checkpoint | None:
-    """The newest complete checkpoint whose manifest is as completed, or None."""
+def newest(directory: Path, *, but: Container[str] = ()) -> Checkpoint | None:
+    """The newest complete checkpoint whose manifest is as completed, or None.
+
+    ``but``: folders that were found not to hold what was written.
+    """
     for step in reversed(steps(directory)):
         folder = step_directory(directory, step)
+        if str(folder) in but:
+            continue
         try:
             manifest = read_manifest(folder)
         except CorruptSnapshot as error:

@@ -57,6 +57,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "snapshot": ("snapshot", "bytes", "stall_s", "peer"),  # named worker@step; peer "": own memory
     "replicas_agree": ("step", "boxes"),  # only where they are compared
     "replicas_differ": ("step", "box", "holders"),
+    "copy_refused": ("copy", "why"),
     "committed": ("step",),
     "persisted": ("step", "bytes", "seconds", "path"),
     "persist_failed": ("step", "error"),

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sailor.checkpoint import store
 from sailor.checkpoint.placement import peers
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 
+T = TypeVar("T")
 Replanner = Callable[[Sequence[Member]], Plan]
 
 
@@ -97,10 +99,12 @@ class Controller:
         self._store = KeyStore()
         self._restores: dict[int, Restore] = {}
         self._recorded: set[tuple[int, int]] = set()
-        self._persisted: dict[int, dict[str, m.Persisted]] = {}
+        # (step, generation) -> node -> its part: parts of two generations are never one checkpoint
+        self._persisted: dict[tuple[int, int], dict[str, m.Persisted]] = {}
         self._durable: set[int] = set()  # steps with a complete checkpoint of this start
         self._completing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._spoiled: set[str | tuple[str, m.SnapshotId | None]] = set()  # paths, (node, snapshot)
         self._before: Layout | None = None
         self._agreement: Agreement | None = None
         self._outcome: s.Finish | None = None
@@ -154,7 +158,7 @@ class Controller:
             while self._outcome is None:
                 await self._handle(await self._queue.get())
         finally:
-            released = await self._wind_down()
+            released = await _to_the_end(self._wind_down())
         return Outcome(
             end=self._outcome.end, why=self._outcome.why, step=self._run.step, released=released
         )
@@ -313,7 +317,8 @@ class Controller:
                 self._put(s.NodePrepared(at=now, generation=generation, node=node))
             case m.Halted():
                 self._note_statuses(node, message.workers)
-                self._roster.agents[node].holdings = message.holdings
+                if (agent := self._roster.agents.get(node)) is not None:  # else lost meanwhile
+                    agent.holdings = message.holdings
                 for record in message.records:
                     self._record_step(record)
                 self._put(s.NodeHalted(at=now, generation=generation, node=node))
@@ -322,6 +327,7 @@ class Controller:
                     s.NodeSwitched(at=now, generation=generation, node=node, copy_s=message.copy_s)
                 )
             case m.TransitionFailed():
+                self._refuse(message.spoiled, why=message.reason)
                 self._put(
                     s.NodeFailed(at=now, generation=generation, node=node, reason=message.reason)
                 )
@@ -363,6 +369,16 @@ class Controller:
             )
         except LinkClosed:
             log.debug("%s went before its store answer", link.peer)
+
+    def _refuse(self, spoiled: Iterable[m.Source], *, why: str) -> None:
+        """Never choose these again: what they hold is not what was written there."""
+        for source in spoiled:
+            kept = source.path or (source.node, source.snapshot)
+            if kept not in self._spoiled:
+                self._spoiled.add(kept)
+                at = source.snapshot
+                copy = source.path or f"{at.worker}@{at.step} on {source.node}" if at else ""
+                self._events.write("copy_refused", copy=copy, why=why)
 
     def _compare(self, told: m.Snapshotted) -> None:
         """Owners must hold the same bytes; one that does not has a silent fault (invariant I2)."""
@@ -416,7 +432,7 @@ class Controller:
             self._persist_failed(part.generation, part.step, part.error)
             return
         async with self._completing:
-            parts = self._persisted.setdefault(part.step, {})
+            parts = self._persisted.setdefault((part.step, part.generation), {})
             parts[node] = part
             if part.step not in self._durable and self._covers_model(parts.values()):
                 await self._complete(part)
@@ -436,7 +452,7 @@ class Controller:
                 store.complete,
                 Path(self.settings.run.checkpoint_directory),
                 last.step,
-                list(self._persisted[last.step].values()),
+                list(self._persisted[last.step, last.generation].values()),
                 settings=self.settings.run,
                 keep=self.settings.keep,
             )
@@ -452,7 +468,7 @@ class Controller:
             path=self.settings.run.checkpoint_directory,
             seconds=self._clock.now() - began,
         )
-        for old in [step for step in self._persisted if step < last.step]:
+        for old in [key for key in self._persisted if key[0] < last.step]:
             del self._persisted[old]
 
     def _persist_failed(self, generation: int, step: int, error: str) -> None:
@@ -573,7 +589,8 @@ class Controller:
         copies, committed = self._copies(live=command.live)
         self._events.write("committed", generation=self._run.active_generation, step=committed)
         checkpoint = await asyncio.to_thread(
-            store.newest, Path(self.settings.run.checkpoint_directory)
+            partial(store.newest, but=[path for path in self._spoiled if isinstance(path, str)]),
+            Path(self.settings.run.checkpoint_directory),
         )
         if checkpoint is not None:
             copies.append(
@@ -608,6 +625,7 @@ class Controller:
             )
             for agent in self._roster.agents.values()
             for holding in agent.holdings
+            if (agent.node, holding.snapshot) not in self._spoiled
         ]
         active = self._run.active
         if active is None or not live:
@@ -646,6 +664,15 @@ class Controller:
                 for node, sources in by_node.items()
             )
         )
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await something that must not be left half done, however often we are told to stop."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+    return task.result()
 
 
 def _source(tier: str, boxes: tuple[str, ...], copy: Copy | None) -> m.Source:

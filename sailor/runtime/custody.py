@@ -148,7 +148,9 @@ class Custody:
             for worker, boxes in boxes_to_write(layout, node=self._node).items():
                 with ExitStack() as held:
                     segment = held.enter_context(self._keeper.pinned(snapshots[worker]))
-                    name = f"{worker.node}-{worker.slot}"
+                    # Named by generation: a step that is done again in another layout has other
+                    # boxes in other files, and must not change those of a complete checkpoint.
+                    name = f"g{generation}-{worker.node}-{worker.slot}"
                     write = partial(
                         write_part,
                         self.directory,

@@ -165,10 +165,14 @@ class Switched(Message, frozen=True, kw_only=True):
 
 
 class TransitionFailed(Message, frozen=True, kw_only=True):
-    """This node could not prepare, restore or switch. The reason is for the log."""
+    """This node could not prepare, restore or switch. The reason is for the log.
+
+    ``spoiled``: sources whose bytes are not what was written; they must not be chosen again.
+    """
 
     node: str
     reason: str
+    spoiled: tuple[Source, ...] = ()
 
 
 class Stepped(Message, frozen=True, kw_only=True):

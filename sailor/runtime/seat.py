@@ -32,6 +32,15 @@ log = logging.getLogger(__name__)
 
 KEPT_RECORDS = 64
 
+
+class SpoiledSource(Exception):
+    """What was to be read is not what was written: another copy is needed."""
+
+    def __init__(self, source: LocalSource, why: CorruptSnapshot) -> None:
+        super().__init__(str(why))
+        self.path = source.path
+
+
 ReadBox = Callable[[Box], tuple[torch.Tensor, ...]]
 
 
@@ -117,7 +126,7 @@ def take_boxes(new: Seat, sources: Iterable[LocalSource], *, step: int, old: Sea
     """Fill every box of a new seat from its source. Returns the bytes moved.
 
     Everything that comes from memory or disk is checked against the digest it was sealed with.
-    Raises CorruptSnapshot, or ValueError when sources and boxes do not match.
+    Raises SpoiledSource, or ValueError when sources and boxes do not match.
     """
     wanted = {box.name: box for box in new.boxes}
     moved = 0
@@ -128,11 +137,15 @@ def take_boxes(new: Seat, sources: Iterable[LocalSource], *, step: int, old: Sea
         if source.tier == "init":
             new.trainer.initialise(boxes)
             continue
-        with _reading(source, step=step, old=old) as read:
-            for box in boxes:
-                for target, value in zip(_kinds(new.trainer.state[box]), read(box), strict=True):
-                    target.copy_(value)
-                moved += box.num_bytes
+        try:
+            with _reading(source, step=step, old=old) as read:
+                for box in boxes:
+                    kinds = zip(_kinds(new.trainer.state[box]), read(box), strict=True)
+                    for target, value in kinds:
+                        target.copy_(value)
+                    moved += box.num_bytes
+        except CorruptSnapshot as error:
+            raise SpoiledSource(source, error) from error
     if wanted:
         raise ValueError(f"no source for {len(wanted)} boxes, {min(wanted)} for one")
     return moved

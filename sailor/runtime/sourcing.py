@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from sailor.checkpoint.replicate import fetch
+from sailor.checkpoint.segment import CorruptSnapshot
 from sailor.runtime.identity import Identity
 from sailor.runtime.keeper import Keeper
 from sailor.runtime.messages import Source
@@ -14,7 +15,13 @@ from sailor.runtime.worker_link import LocalSource
 
 
 class CannotTake(Exception):
-    """A worker cannot get its boxes from where it was told to."""
+    """A worker cannot get its boxes from where it was told to. ``path`` or ``spoiled``: the source
+    whose bytes are not what was written, as its worker or as the controller calls it."""
+
+    def __init__(self, why: str, *, path: str = "", spoiled: tuple[Source, ...] = ()) -> None:
+        super().__init__(why)
+        self.path = path
+        self.spoiled = spoiled
 
 
 async def localise(
@@ -29,7 +36,7 @@ async def localise(
     """Every source as one that a worker of ``node`` can read: fetched from others where needed.
 
     What it reads stays as it is until ``held`` is closed. Raises CannotTake, TransferFailed,
-    CorruptSnapshot, OutOfSnapshotMemory.
+    OutOfSnapshotMemory.
     """
 
     async def one(source: Source) -> LocalSource:
@@ -44,9 +51,12 @@ async def localise(
             address = peers.get(source.node)
             if address is None:
                 raise CannotTake(f"no address of {source.node}")
-            segment = await fetch(
-                address, source.snapshot, source.boxes, identity=identity, shelf=keeper
-            )
+            try:
+                segment = await fetch(
+                    address, source.snapshot, source.boxes, identity=identity, shelf=keeper
+                )
+            except CorruptSnapshot as error:
+                raise CannotTake(str(error), spoiled=(source,)) from error
             held.callback(keeper.discard, segment)
         return LocalSource(tier="segment", boxes=source.boxes, path=str(segment.path))
 

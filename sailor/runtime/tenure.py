@@ -227,11 +227,14 @@ class Tenure:
             if child is None or child.generation != drop.generation:
                 self._keeper.close_seat(worker, drop.generation)
 
-    async def _fail(self, generation: int, reason: str) -> None:
+    async def _fail(
+        self, generation: int, reason: str, *, spoiled: tuple[m.Source, ...] = ()
+    ) -> None:
         log.warning("generation %d: %s", generation, reason)
-        await self._tell(
-            m.TransitionFailed(generation=generation, node=self._facts.node, reason=reason)
+        failed = m.TransitionFailed(
+            generation=generation, node=self._facts.node, reason=reason, spoiled=spoiled
         )
+        await self._tell(failed)
 
     # Halt
 
@@ -310,8 +313,10 @@ class Tenure:
             match outcome:
                 case Took():
                     pass
-                case CannotTake() | TransferFailed() | CorruptSnapshot() | OutOfSnapshotMemory():
-                    await self._fail(switch.generation, f"{type(outcome).__name__}: {outcome}")
+                case CannotTake() | TransferFailed() | OutOfSnapshotMemory():
+                    spoiled = tuple(s for o in took if isinstance(o, CannotTake) for s in o.spoiled)
+                    why = f"{type(outcome).__name__}: {outcome}"
+                    await self._fail(switch.generation, why, spoiled=spoiled)
                     return
                 case BaseException():
                     raise outcome
@@ -327,11 +332,12 @@ class Tenure:
     async def _switch_worker(self, part: Part, worker: WorkerId, switch: m.Switch) -> Took:
         """Bring what a worker needs into this node's memory, tell it, and wait until it has it.
 
-        Raises CannotTake, TransferFailed, CorruptSnapshot, OutOfSnapshotMemory.
+        Raises CannotTake, TransferFailed, OutOfSnapshotMemory.
         """
         with ExitStack() as held:  # what the worker reads stays as it is until it has read it
+            sources = switch.sources.get(str(worker), ())
             local = await localise(
-                switch.sources.get(str(worker), ()),
+                sources,
                 node=self._facts.node,
                 peers=part.prepare.peers,
                 keeper=self._keeper,
@@ -347,6 +353,13 @@ class Tenure:
                 raise CannotTake(f"worker {worker} is gone")
             try:
                 return await taking
+            except CannotTake as failure:
+                failure.spoiled = tuple(
+                    source
+                    for source, here in zip(sources, local, strict=True)
+                    if failure.path and here.path == failure.path
+                )
+                raise
             finally:
                 del part.taking[worker]
 
@@ -382,7 +395,8 @@ class Tenure:
         if taking is None:
             await self._fail(could_not.generation, f"{child.worker}: {could_not.reason}")
         elif not taking.done():
-            taking.set_exception(CannotTake(f"{child.worker}: {could_not.reason}"))
+            failure = CannotTake(f"{child.worker}: {could_not.reason}", path=could_not.path)
+            taking.set_exception(failure)
 
     async def _seal(self, part: Part, child: Child, written: Written) -> None:
         """Verify what a worker wrote; then everything that waited for it."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-TICK_S = 0.2
-STALE_S = 3.0  # of 15 missed ticks: a loaded machine delays a thread, but not that long
+TICK_S = 0.1  # well below LOOK_S: between two looks at a worker that runs there is a tick
+STALE_S = 3.0  # of 30 missed ticks: a loaded machine delays a thread, but not that long
 STOPPED_LOOKS = 2  # looks in a row that must find it stopped: a debugger's pause is shorter
 LOOK_S = 0.25
 
@@ -126,10 +126,11 @@ class Look:
 def is_stopped(look: Look, *, now: float, previous_look_at: float) -> bool:
     """Whether a worker is to be ended for being stopped.
 
-    If we ourselves did not get to look for long (the whole machine paused), its silence proves
-    nothing yet.
+    One that is stopped at every look but ticks in between is slow, not stopped: a busy host may
+    take a machine's time away in slices. If we ourselves did not get to look for long (the whole
+    machine paused), its silence proves nothing yet.
     """
-    if look.stopped_looks >= STOPPED_LOOKS:
+    if look.stopped_looks >= STOPPED_LOOKS and now - look.ticked_at > LOOK_S:
         return True
     we_were_late = now - previous_look_at > 4 * LOOK_S
     return now - look.ticked_at > STALE_S and not we_were_late

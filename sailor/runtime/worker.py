@@ -36,7 +36,7 @@ from sailor.runtime.messages import (
     StoreValues,
 )
 from sailor.runtime.process import die_with_parent, name_process
-from sailor.runtime.seat import Seat, take_boxes, touch, write_snapshot
+from sailor.runtime.seat import Seat, SpoiledSource, take_boxes, touch, write_snapshot
 from sailor.runtime.store_client import RemoteStore, StoreRequests
 from sailor.runtime.watchdog import TICK_S, Doing, ProgressPage, Ticker
 from sailor.runtime.worker_link import (
@@ -138,8 +138,8 @@ class Worker:
         self._move(Doing.preparing, step=-1)
         try:
             moved = take_boxes(new, order.sources, step=order.step, old=old)
-        except (CorruptSnapshot, ValueError) as error:
-            self._could_not(order.generation, str(error))
+        except (SpoiledSource, ValueError) as error:
+            self._could_not(order.generation, str(error), path=getattr(error, "path", ""))
             return
         new.sit_down()
         new.step = order.step
@@ -275,9 +275,9 @@ class Worker:
                 self._seat = None
             self._move(Doing.idle, step=-1)
 
-    def _could_not(self, generation: int, reason: str) -> None:
+    def _could_not(self, generation: int, reason: str, *, path: str = "") -> None:
         log.warning("generation %d: %s", generation, reason)
-        self._channel.send(CouldNot(generation=generation, reason=reason))
+        self._channel.send(CouldNot(generation=generation, reason=reason, path=path))
 
     def _move(self, doing: Doing, *, step: int) -> None:
         device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0

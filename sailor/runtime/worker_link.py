@@ -95,9 +95,13 @@ class Built(Message, frozen=True, kw_only=True):
 
 
 class CouldNot(Message, frozen=True, kw_only=True):
-    """The worker could not prepare or switch, and says why."""
+    """The worker could not prepare or switch, and says why.
+
+    ``path``: of the source whose bytes are not what was written, where that is the reason.
+    """
 
     reason: str
+    path: str = ""
 
 
 class Took(Message, frozen=True, kw_only=True):

@@ -59,6 +59,16 @@ def test_those_ahead_go_back_to_the_step_all_can_reach():
     assert set(tiers(restore, 1).values()) == {"live"}
 
 
+def test_a_step_that_some_worker_could_only_have_from_anothers_tensors_is_not_reachable():
+    """A snapshot that was skipped at a halt would have left such boxes at their initial values."""
+    swapped = replace(PIPELINE, workers=PIPELINE.workers[::-1])
+    copies = [held(r, step=8, live=True) for r in (0, 1)] + [held(r, step=7) for r in (0, 1)]
+    assert choose(PIPELINE, copies, starts={}).step == 8
+    restore = choose(swapped, copies, starts={})
+    assert restore.step == 7
+    assert restore.farthest_tier == "peer"
+
+
 def test_a_lost_nodes_boxes_come_from_the_peer_that_copied_them():
     copies = [held(0, step=7), held(1, step=7, node="n0")]
     survivor = replace(PIPELINE, workers=(PIPELINE.workers[0], a_member("n2").workers[0]))

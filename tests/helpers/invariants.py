@@ -141,3 +141,15 @@ def weights(folder: Path, *, step: int | None = None) -> dict[str, str]:
         box: xxhash.xxh3_64_hexdigest(np.concatenate([a.ravel() for a in reader.read(box)]))
         for box in sorted(checkpoint.boxes)
     }
+
+
+def safe_step(log: Sequence[Event]) -> int:
+    """The newest step of the newest generation in the log that every rank has copied to a peer:
+    what the loss of any one node cannot undo. Where the generation began when there is none."""
+    started = [event for event in log if event.kind == "generation_started"][-1]
+    copied: dict[str, set[int]] = {entry["worker"]: set() for entry in started["ranks"]}
+    for event in log:
+        if event.kind == "snapshot" and event["peer"] and event.generation == started.generation:
+            worker, _, step = event["snapshot"].rpartition("@")
+            copied[worker].add(int(step))
+    return max(set.intersection(*copied.values()), default=started["step"])

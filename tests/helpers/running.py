@@ -138,6 +138,15 @@ class Running:
         """All of a machine at one instant: its agent leads the process group of everything."""
         os.killpg(self.pid_of(node), signal.SIGKILL)
 
+    def kill_machine(self, node: str) -> None:
+        """The same for one whose agent has not dialled in yet."""
+
+        def leader(_: object) -> int | None:
+            machines = MachineRecord(self.folder / "machines.jsonl").remaining()
+            return next((m.leader.pid for m in machines if m.node == node and m.leader), None)
+
+        os.killpg(self.until(leader, what=f"{node} boots"), signal.SIGKILL)
+
     def wait(self, *, leaves_nothing: bool = True) -> Ended:
         """Until run.py has ended; unless it was killed, nothing may be left then."""
         try:

@@ -1,0 +1,187 @@
+"""The rest of the faults a serious user injects, one by one.
+
+    python -m pytest tests/end_to_end -m matrix
+
+Each run is held to invariants I1 to I7 and ends with the undisturbed run's model.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.end_to_end.test_losses import BATCH, hold_to_invariants, layouts, of_kind
+from tests.helpers import invariants as check
+from tests.helpers.running import Ended, Place
+
+pytestmark = pytest.mark.matrix
+
+STEPS = 40
+Undisturbed = Callable[[int], Ended]
+
+
+def trained(place: Place, undisturbed: Undisturbed, *arguments: str, script, steps=STEPS) -> Ended:
+    """A run through a script of faults that ended well and with the same model."""
+    ended = place.train(*arguments, f"train.steps={steps}", script=script)
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(steps), steps=steps)
+    return ended
+
+
+def test_a_killed_agent_takes_its_worker_with_it_and_the_node_is_lost(place, undisturbed):
+    script = [{"kind": "kill_agent", "at": 12, "target": "node-2"}]
+    ended = trained(place, undisturbed, "cloud.nodes=3", script=script)
+    assert [e["node"] for e in of_kind(ended.events, "node_lost")] == ["node-2"]
+    assert of_kind(ended.events, "worker_lost") == []
+
+
+def test_a_node_and_the_keeper_of_its_copies_lost_at_once_go_back_to_the_durable_step(
+    place, undisturbed
+):
+    """Three of four machines go at one instant: what they held is on disk only."""
+    script = [{"kind": "kill_node", "at": 25, "target": f"node-{i}"} for i in (2, 3)]
+    ended = trained(
+        place, undisturbed, "cloud.nodes=4", "checkpoint.persist_every=10", script=script
+    )
+    log = ended.events
+    assert layouts(log)[-1] == "pp2 x dp1 x tp1"
+
+
+def test_a_flipped_bit_in_memory_is_found_and_another_copy_taken(place, undisturbed):
+    """The worker dies at the moment its own node's snapshots rot: its peer's copy must serve."""
+    script = [
+        {"kind": "corrupt_snapshot", "at": 12, "target": "node-2"},
+        {"kind": "kill_worker", "at": 12, "target": "node-2/0"},
+    ]
+    ended = trained(place, undisturbed, "cloud.nodes=3", script=script)
+    assert len(of_kind(ended.events, "worker_lost")) == 1
+
+
+def test_a_flipped_bit_on_disk_is_found_and_an_older_checkpoint_taken(place, undisturbed):
+    name = "rotten-disk"
+    words = ("cloud.nodes=2", f"train.steps={STEPS}", "checkpoint.persist_every=5")
+    words += ("checkpoint.keep=4",)
+    with place.start(*words, name=name) as run:
+        run.until(lambda log: len(of_kind(log, "persisted")) >= 2, what="two durable steps")
+        run.signal(signal.SIGKILL)
+        run.wait(leaves_nothing=False)
+        folder = max((run.folder / "checkpoints").glob("step-*/COMPLETE")).parent
+        for path in folder.glob("*.safetensors"):
+            data = bytearray(path.read_bytes())
+            data[-100] ^= 1
+            path.write_bytes(data)
+        newest = int(folder.name.removeprefix("step-"))
+        with place.start(*words, name=name) as again:
+            ended = again.wait()
+    assert ended.code == 0, ended.told()
+    log = ended.events
+    refused = of_kind(log, "copy_refused")
+    assert refused
+    assert all(str(folder) in event["copy"] for event in refused)
+    resumed = of_kind(log, "generation_started")[-1]
+    assert 0 < resumed["step"] < newest
+    check.check_one_owner(log)
+    check.check_same_training(log, undisturbed(STEPS).events)
+    assert check.weights(ended.folder, step=STEPS) == check.weights(
+        undisturbed(STEPS).folder, step=STEPS
+    )
+
+
+def test_a_false_alarm_costs_a_machine_and_no_step(place, undisturbed):
+    """SIGTERM to an agent is what a cloud's warning looks like; then nothing happens."""
+    with place.start("cloud.nodes=3", f"train.steps={STEPS}") as run:
+        run.until_step(10)
+        os.kill(run.pid_of("node-2"), signal.SIGTERM)
+        ended = run.wait()
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS)
+    (notice,) = of_kind(ended.events, "notice")
+    assert (notice["node"], notice["source"]) == ("node-2", "SIGTERM")
+    assert check.redone(ended.events) == 0
+
+
+def test_a_notice_too_short_to_be_of_use_is_a_loss_like_any_other(place, undisturbed):
+    script = [{"kind": "preempt", "at": 12, "notice": "0.02s", "target": "node-2"}]
+    trained(place, undisturbed, "cloud.nodes=3", script=script)
+
+
+def test_machines_that_join_and_leave_in_the_same_moment_are_taken_together(place, undisturbed):
+    script = [
+        {"kind": "join", "at": 2},
+        {"kind": "preempt", "at": 120, "notice": "60s", "target": "node-1"},
+        {"kind": "kill_worker", "at": 125},
+    ]
+    trained(place, undisturbed, "cloud.nodes=3", script=script, steps=300)
+
+
+def test_a_slow_machine_is_not_taken_for_a_dead_one(place, undisturbed):
+    script = [{"kind": "slow_node", "at": 5, "target": "node-2", "factor": 3, "lasts": "4s"}]
+    ended = trained(place, undisturbed, "cloud.nodes=2", script=script, steps=100)
+    assert of_kind(ended.events, "worker_lost") == []
+    assert len(layouts(ended.events)) == 1
+
+
+def test_a_silent_node_is_shut_out_and_refused_when_it_wakes(place, undisturbed):
+    """A zombie: its agent is stopped, given up, and goes on as if nothing had happened."""
+    with place.start("cloud.nodes=3", "runtime.silence=2s", f"train.steps={STEPS}") as run:
+        run.until_step(8)
+        agent = run.pid_of("node-2")
+        os.kill(agent, signal.SIGSTOP)
+        lost = run.until(lambda log: of_kind(log, "node_lost"), what="the silent node is given up")
+        assert lost[0]["node"] == "node-2"
+        ended = run.wait()
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS)
+
+
+def test_when_all_machines_are_gone_the_run_waits_and_goes_on_with_new_ones(place, undisturbed):
+    """Nobody is left to remember anything: the durable step is where it goes on from."""
+    script = [
+        {"kind": "kill_node", "at": 15, "target": "node-1"},
+        {"kind": "kill_node", "at": 15, "target": "node-2"},
+        {"kind": "join", "at": 15},
+        {"kind": "join", "at": 15},
+    ]
+    ended = trained(
+        place, undisturbed, "cloud.nodes=2", "checkpoint.persist_every=5", script=script
+    )
+    log = ended.events
+    assert of_kind(log, "parked")
+    resumed = of_kind(log, "generation_started")[-1]
+    assert resumed["nodes"] == ["node-3", "node-4"]
+    assert resumed["step"] >= 10
+
+
+def test_a_checkpoint_that_cannot_be_written_disturbs_nothing(place, undisturbed):
+    """Something else lies where step 10 would be kept; step 20 and the end are durable."""
+    name = "no-room"
+    words = ("cloud.nodes=2", f"train.steps={STEPS}", "checkpoint.persist_every=10")
+    (place.runs / name / "checkpoints").mkdir(parents=True)
+    (place.runs / name / "checkpoints" / "step-00000010").write_text("not a folder")
+    ended = place.train(*words, name=name)
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS)
+    log = ended.events
+    assert {e["step"] for e in of_kind(log, "persist_failed")} == {10}
+    assert {20, 30, 40} <= {e["step"] for e in of_kind(log, "persisted")}
+
+
+def test_a_node_that_dies_while_it_boots_is_done_without(place, undisturbed):
+    with place.start("cloud.nodes=3", f"train.steps={STEPS}") as run:
+        run.until(lambda log: len(of_kind(log, "node_requested")) == 3, what="all are asked for")
+        run.kill_machine("node-2")
+        ended = run.wait()
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS)
+    assert layouts(ended.events) == ["pp2 x dp1 x tp1"]
+
+
+def test_two_hundred_steps_through_ten_faults(place, undisturbed):
+    kinds = ["kill_worker", "stop_worker", "kill_agent", "join", "kill_worker"] * 2
+    script = [{"kind": kind, "at": 15 + 18 * i} for i, kind in enumerate(kinds)]
+    ended = trained(place, undisturbed, "cloud.nodes=4", script=script, steps=200)
+    assert len(of_kind(ended.events, "fault_injected")) == len(kinds)
+    check.check_samples(ended.events, batch=BATCH)
