@@ -130,6 +130,7 @@ def begin_unplanned(run: Run, at: float, *, cause: str, silent_s: float = 0.0) -
         transition=transition,
         pause=pause,
         reconsider="",
+        stumble=None,
         restarts=run.restarts + 1,
         parked_at=None,
         stopping=None,
@@ -275,6 +276,7 @@ def _go(run: Run, t: Transition, layout: Layout, at: float) -> Outcome:
         intact=True,
         transition=None,
         resumed_at=at,
+        stumble=None,
         step=t.step,
         finished=frozenset(),
     )

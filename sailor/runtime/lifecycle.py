@@ -56,6 +56,7 @@ from sailor.runtime.state import (
     StepApplied,
     Stop,
     StopAsked,
+    Stumble,
     Tick,
     WorkerDied,
     WorkerStarted,
@@ -215,6 +216,11 @@ def _hurt(run: Run, at: float, node: str, *, cause: str, silent_s: float) -> Out
 
 def _node_failed(run: Run, event: NodeFailed) -> Outcome:
     t = run.transition
+    stepping = run.training or run.stopping is not None
+    if stepping and run.active_generation == event.generation and run.stumble is None:
+        # Whatever broke the step, a lost peer most of all, will be told of more precisely.
+        stumble = Stumble(at=event.at, cause=f"{event.node}: {event.reason}")
+        return replace(run, stumble=stumble), []
     if t is None or event.generation != t.generation:
         return run, []
     cause = f"{event.node} failed to {t.stage.value}: {event.reason}"
@@ -266,6 +272,9 @@ def _tick(run: Run, at: float) -> Outcome:
     if run.stopping is not None and at > run.stop_deadline and run.stop is not None:
         why = f"{run.stop.why}; not saved in time by {', '.join(sorted(run.stopping))}"
         return end_run(run, End.failed, why)
+    stumble = run.stumble
+    if stumble is not None and at - stumble.at > run.limits.stumble_s:
+        return begin_unplanned(run, at, cause=stumble.cause, silent_s=at - stumble.at)
     t = run.transition
     if t is None:
         return run, []

@@ -114,6 +114,7 @@ class Limits:
     save_s: float = 120.0
     park_s: float = 600.0
     leave_margin_s: float = 3.0
+    stumble_s: float = 1.0  # for whatever broke a step to be found out, before all start over
     max_restarts: int = 20  # transitions in a row without a step
 
 
@@ -123,6 +124,14 @@ class Stop:
 
     end: End
     why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stumble:
+    """A worker left a step that it was not told to leave."""
+
+    at: float
+    cause: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +153,7 @@ class Run:
     pause: Pause | None = None  # the interruption under way
     resumed_at: float = 0.0  # when the active generation was told to go
     step: int = 0  # newest step known to be applied
+    stumble: Stumble | None = None  # the active generation's step is broken, nobody knows why yet
     restarts: int = 0  # transitions begun since a step was last applied
     parked_at: float | None = None
     stop: Stop | None = None

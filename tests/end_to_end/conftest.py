@@ -10,7 +10,7 @@ from filelock import FileLock
 
 from tests.helpers.running import Ended, Place
 
-TIMEOUT_S = 400  # of one test; its runs have deadlines of their own below that
+TIMEOUT_S = 900  # of one test; its runs have deadlines of their own below that
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

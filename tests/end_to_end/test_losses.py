@@ -31,6 +31,10 @@ def of_kind(log: tuple[Event, ...], kind: str) -> list[Event]:
     return [event for event in log if event.kind == kind]
 
 
+def joined(log: tuple[Event, ...]) -> list[str]:
+    return [event["node"] for event in of_kind(log, "node_joined")]
+
+
 def hold_to_invariants(ended: Ended, reference: Ended, *, steps: int) -> None:
     """I1 to I7, and the same training to the last bit of weights and moments."""
     log = ended.events
@@ -100,8 +104,13 @@ def test_with_a_notice_no_step_is_done_twice(place: Place, undisturbed: Undistur
 def test_a_machine_that_joins_is_taken_in_and_no_step_is_done_twice(
     place: Place, undisturbed: Undisturbed
 ):
-    steps = 300  # so many that the newcomer, which must import torch first, is in before the end
-    ended = place.train("cloud.nodes=2", f"train.steps={steps}", script=[{"kind": "join", "at": 2}])
+    steps = 80
+    with place.start(
+        "cloud.nodes=2", f"train.steps={steps}", script=[{"kind": "join", "at": 4}]
+    ) as run:
+        run.until_step(4)
+        run.hold_until(lambda log: "node-3" in joined(log), what="the newcomer is there")
+        ended = run.wait()
     assert ended.code == 0, ended.told()
     hold_to_invariants(ended, undisturbed(steps), steps=steps)
     assert layouts(ended.events) == ["pp2 x dp1 x tp1", "pp3 x dp1 x tp1"]

@@ -31,7 +31,7 @@ from sailor.observe.events import Event, read_events
 from sailor.profile.local import core_speed
 from tests.helpers.compose import ROOT
 
-PATIENCE_S = 150.0  # for a machine under load; nothing asserted depends on it
+PATIENCE_S = 300.0  # for a machine under load; nothing asserted depends on it
 SHARED_MEMORY = Path("/dev/shm")
 
 # 43,520 parameters. With 1 MiB for each worker and samples one at a time, four machines make two
@@ -94,10 +94,20 @@ class Running:
         path = self.folder / "events.jsonl"
         return read_events(path) if path.exists() else ()
 
-    def until(self, condition: Callable[[tuple[Event, ...]], Any], *, what: str) -> Any:
-        """The first true value of a condition on the log, which is read again when it has grown."""
+    def until(
+        self,
+        condition: Callable[[tuple[Event, ...]], Any],
+        *,
+        what: str,
+        within_s: float | None = None,
+    ) -> Any:
+        """The first true value of a condition on the log, which is read again when it has grown.
+
+        Raises TimeoutError after ``within_s``, and AssertionError when all patience is at an end.
+        """
         path, size = self.folder / "events.jsonl", -1
-        while time.monotonic() < self.deadline:
+        give_up = time.monotonic() + within_s if within_s is not None else self.deadline
+        while time.monotonic() < min(give_up, self.deadline):
             ended = self.process.poll() is not None
             now = path.stat().st_size if path.exists() else 0
             if now != size or ended:
@@ -106,6 +116,8 @@ class Running:
                     return value
             assert not ended, f"the run ended before: {what}\n{self._ended().told()}"
             time.sleep(0.01)
+        if within_s is not None:
+            raise TimeoutError(what)
         raise AssertionError(f"not within {PATIENCE_S:.0f} s: {what}\n{self._ended().told()}")
 
     def until_step(self, step: int) -> None:
@@ -133,6 +145,22 @@ class Running:
                 found = event["pid"]
         assert found > 1, f"no worker {worker}"
         return int(found)
+
+    def hold_until(self, condition: Callable[[tuple[Event, ...]], Any], *, what: str) -> None:
+        """Keep training back, a step now and then, until something else has come about.
+
+        A whole machine is stopped and continued, agent and all, so that nobody is blamed for it;
+        never for as long as a collective waits.
+        """
+        group = self.pid_of("node-1")
+        while not condition(self.events):
+            os.killpg(group, signal.SIGSTOP)
+            try:
+                with contextlib.suppress(TimeoutError):
+                    self.until(condition, what=what, within_s=5.0)
+            finally:
+                os.killpg(group, signal.SIGCONT)
+            self.until_step(steps_done(self.events) + 1)
 
     def kill_node(self, node: str) -> None:
         """All of a machine at one instant: its agent leads the process group of everything."""

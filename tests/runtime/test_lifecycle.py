@@ -388,6 +388,29 @@ def test_when_most_nodes_are_late_nobody_is_blamed():
     assert run.generation == 3
 
 
+def test_a_step_broken_for_no_known_reason_is_recovered_from():
+    """A link that went silent kills nobody: its two ends would have waited for ever."""
+    run = a_training_run("n0", "n1")
+    broke = s.NodeFailed(at=11, generation=1, node="n0", reason="left step 6: timed out")
+    run, commands = drive(run, broke, s.Tick(at=11.5))
+    assert commands == []
+    run, commands = drive(run, s.Tick(at=11.1 + LIMITS.stumble_s))
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert (halt.nodes, halt.boundary) == (("n0", "n1"), False)
+    assert run.pause.cause == "n0: left step 6: timed out"
+
+
+def test_a_loss_that_explains_a_broken_step_is_what_counts():
+    run = a_training_run("n0", "n1", "n2")
+    broke = s.NodeFailed(at=11, generation=1, node="n0", reason="left step 6: closed by peer")
+    run, _ = drive(run, broke, s.Lost(at=11.2, node="n2", cause="killed"))
+    assert run.generation == 2
+    assert run.pause.cause == "n2 lost: killed"
+    run, commands = drive(run, s.Tick(at=13))
+    assert run.generation == 2
+    assert commands == []
+
+
 def test_transitions_that_never_reach_a_step_end_the_run():
     run = a_training_run("n0", "n1")
     run, _ = drive(run, s.Lost(at=11, node="n1", cause="killed"))
