@@ -5,6 +5,7 @@ Everything that is left open in the configuration (null) gets its value here, an
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,17 +28,9 @@ _LONGEST_WARM_UP_STEPS = 500
 
 def model_spec(config: Config) -> ModelSpec:
     """The model as arithmetic."""
-    model = config.model
-    return ModelSpec(
-        name=model.name, family=model.family, num_layers=model.num_layers,
-        hidden_size=model.hidden_size, num_heads=model.num_heads, num_kv_heads=model.num_kv_heads,
-        head_size=model.head_size, ffn_hidden_size=model.ffn_hidden_size,
-        vocab_size=model.vocab_size, max_positions=model.max_positions,
-        tied_embeddings=model.tied_embeddings, activation=model.activation, norm=model.norm,
-        norm_epsilon=model.norm_epsilon, positions=model.positions, rope_theta=model.rope_theta,
-        attention_bias=model.attention_bias, attention_output_bias=model.attention_output_bias,
-        ffn_bias=model.ffn_bias,
-    )  # fmt: skip
+    return ModelSpec(**{
+        field.name: getattr(config.model, field.name) for field in dataclasses.fields(ModelSpec)
+    })  # fmt: skip
 
 
 def total_steps(config: Config) -> int:

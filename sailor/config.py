@@ -107,6 +107,20 @@ class ModelConfig:
     """Whether the attention's output projection adds a bias."""
     ffn_bias: bool = True
     """Whether the feed-forward projections add a bias."""
+    vocab_padding: int = 0
+    """Rows at the end of the token matrix that are no tokens: they let it divide among GPUs."""
+    position_offset: int = 0
+    """Rows of the position matrix before that of the first position (2 in OPT)."""
+    rope_scaling_factor: float = 1.0
+    """How far the slow rotary frequencies are stretched, as in Llama 3.1; 1 is not at all."""
+    rope_low_freq_factor: float = 1.0
+    """Stretched in full: frequencies of fewer turns than this in rope_original_positions."""
+    rope_high_freq_factor: float = 4.0
+    """Not stretched: frequencies of more turns than this in rope_original_positions."""
+    rope_original_positions: int = 8192
+    """Longest sequence, in tokens, the rotary frequencies were made for before stretching."""
+    sliding_window: int = 0
+    """Tokens one token sees, itself included; 0 is all before it."""
 
 
 @dataclass(kw_only=True, slots=True)

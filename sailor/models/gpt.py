@@ -24,7 +24,9 @@ class Embedding(nn.Module):
     def __init__(self, spec: ModelSpec, *, group: TensorGroup) -> None:
         super().__init__()
         self.tokens = TokenEmbedding(spec.vocab_size, spec.hidden_size, group=group)
-        self.positions = PositionEmbedding(spec.max_positions, spec.hidden_size)
+        self.positions = PositionEmbedding(
+            spec.max_positions, spec.hidden_size, offset=spec.position_offset
+        )
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         x_BTD: torch.Tensor = self.tokens(tokens_BT) + self.positions(tokens_BT.shape[1])

@@ -10,6 +10,9 @@ state (sailor/parallel/state.py) gives them their memory.
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -92,14 +95,15 @@ class TokenEmbedding(nn.Module):
 
 
 class PositionEmbedding(nn.Module):
-    """A learned row for each position, held whole by every rank."""
+    """A learned row for each position, held whole by every rank. The first ``offset`` are idle."""
 
-    def __init__(self, max_positions: int, width: int) -> None:
+    def __init__(self, max_positions: int, width: int, *, offset: int) -> None:
         super().__init__()
-        self.weight = unset(max_positions, width)
+        self.weight = unset(offset + max_positions, width)
+        self._offset = offset
 
     def forward(self, num_tokens: int) -> torch.Tensor:
-        return self.weight[:num_tokens]
+        return self.weight[self._offset : self._offset + num_tokens]
 
 
 class Rotary:
@@ -108,9 +112,9 @@ class Rotary:
     No parameters; the tables are computed once per length and shared by all blocks of a stage.
     """
 
-    def __init__(self, head_size: int, *, theta: float) -> None:
-        self._head_size = head_size
-        self._theta = theta
+    def __init__(self, frequencies: torch.Tensor) -> None:
+        """``frequencies`` of the K / 2 pairs, in radians per position, fp64."""
+        self._frequencies = frequencies
         self._tables: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def rotate(self, x_BHTK: torch.Tensor) -> torch.Tensor:
@@ -121,9 +125,8 @@ class Rotary:
     def _table(self, num_tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         key = (num_tokens, device)
         if key not in self._tables:
-            powers = torch.arange(0, self._head_size, 2, dtype=torch.float64) / self._head_size
             positions = torch.arange(num_tokens, dtype=torch.float64)
-            angles_Th = torch.outer(positions, self._theta**-powers)
+            angles_Th = torch.outer(positions, self._frequencies)
             self._tables[key] = (
                 angles_Th.cos().float().to(device),
                 angles_Th.sin().float().to(device),
@@ -148,6 +151,7 @@ class Attention(nn.Module):
         self._rotary = rotary
         self._head_size = spec.head_size
         self._grouped = spec.num_kv_heads != spec.num_heads
+        self._window = spec.sliding_window
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         x_BTD = self._group.enter(x_BTD)
@@ -158,11 +162,22 @@ class Attention(nn.Module):
         v_BGTK = self.value(x_BTD).view(heads).transpose(1, 2)
         if self._rotary is not None:
             q_BHTK, k_BGTK = self._rotary.rotate(q_BHTK), self._rotary.rotate(k_BGTK)
+        near_TT = None  # a sequence within the window does not notice it
+        if 0 < self._window < num_tokens:
+            near_TT = _window_mask(num_tokens, self._window, x_BTD.device)
         y_BHTK = F.scaled_dot_product_attention(
-            q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=self._grouped
-        )
+            q_BHTK, k_BGTK, v_BGTK, attn_mask=near_TT, is_causal=near_TT is None,
+            enable_gqa=self._grouped,
+        )  # fmt: skip
         output: torch.Tensor = self.output(y_BHTK.transpose(1, 2).flatten(2))
         return output
+
+
+@lru_cache(maxsize=2)
+def _window_mask(num_tokens: int, window: int, device: torch.device) -> torch.Tensor:
+    """[T, T] of bool: whether token q (row) sees token k, k in (q - window, q]."""
+    every_TT = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device)
+    return every_TT.tril().triu(1 - window)
 
 
 class FeedForward(nn.Module):
@@ -202,4 +217,21 @@ def rotary_of(spec: ModelSpec) -> Rotary | None:
     """The stage's rotary tables, if the model turns its heads."""
     if spec.positions is not Positions.rotary:
         return None
-    return Rotary(spec.head_size, theta=spec.rope_theta)
+    return Rotary(rotary_frequencies(spec))
+
+
+def rotary_frequencies(spec: ModelSpec) -> torch.Tensor:
+    """Radians per position of each pair of a head, [K / 2] in fp64.
+
+    theta^(-2i/K), and with a scaling factor as in Llama 3.1: what turns fewer than ``low`` times in
+    the original length is slowed down by the factor, what turns more than ``high`` times is left,
+    in between it goes over in a straight line (of turns).
+    """
+    half = torch.arange(0, spec.head_size, 2, dtype=torch.float64) / spec.head_size
+    plain = spec.rope_theta**-half
+    low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
+    if spec.rope_scaling_factor == 1.0:
+        return plain
+    turns = plain * spec.rope_original_positions / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return plain * (kept + (1.0 - kept) / spec.rope_scaling_factor)

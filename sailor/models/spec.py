@@ -93,6 +93,13 @@ class ModelSpec:
     attention_bias: bool = True
     attention_output_bias: bool = True
     ffn_bias: bool = True
+    vocab_padding: int = 0
+    position_offset: int = 0
+    rope_scaling_factor: float = 1.0
+    rope_low_freq_factor: float = 1.0
+    rope_high_freq_factor: float = 4.0
+    rope_original_positions: int = 8192
+    sliding_window: int = 0
 
     def __post_init__(self) -> None:
         for field in (
@@ -106,6 +113,20 @@ class ModelSpec:
                 f"{self.name}: num_heads {self.num_heads} must be a multiple of "
                 f"num_kv_heads {self.num_kv_heads}"
             )
+        for field in ("vocab_padding", "position_offset", "sliding_window"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{self.name}: {field} must not be negative")
+        if self.num_tokens < 1:
+            raise ValueError(f"{self.name}: vocab_padding leaves no row for a token")
+        if self.rope_scaling_factor != 1.0 and (
+            self.rope_low_freq_factor >= self.rope_high_freq_factor
+        ):
+            raise ValueError(f"{self.name}: rope_low_freq_factor must be below the high one")
+
+    @property
+    def num_tokens(self) -> int:
+        """Different tokens: rows of the token matrix, the padding aside."""
+        return self.vocab_size - self.vocab_padding
 
     @cached_property
     def tensors(self) -> tuple[LogicalTensor, ...]:
@@ -168,7 +189,8 @@ class ModelSpec:
         )  # fmt: skip
         if self.positions is Positions.learned:
             yield _tensor(
-                "embedding.positions.weight", (self.max_positions, self.hidden_size), None,
+                "embedding.positions.weight",
+                (self.max_positions + self.position_offset, self.hidden_size), None,
                 part="embedding", std=0.02,
             )  # fmt: skip
 

@@ -47,9 +47,15 @@ class Head(nn.Module):
         self.norm = norm
         self.output = ColumnLinear(spec.hidden_size, spec.vocab_size, bias=False, group=group)
         self._group = group
+        share = spec.vocab_size // group.size
+        self._num_tokens = max(0, min(share, spec.num_tokens - group.rank * share))  # of the share
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         logits_BTv: torch.Tensor = self.output(self._group.enter(self.norm(x_BTD)))
+        if self._num_tokens < logits_BTv.shape[-1]:
+            # Rows that are no tokens are never predicted. Finite, for a rank that has no others.
+            nothing = torch.finfo(logits_BTv.dtype).min
+            logits_BTv[..., self._num_tokens :] = nothing
         return logits_BTv
 
 

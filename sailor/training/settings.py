@@ -38,3 +38,4 @@ class TrainSettings:
     eval_samples: int  # held-out sequences per evaluation
     snapshot_every: int  # steps between in-memory snapshots
     persist_every: int  # steps between durable checkpoints; 0 = only at the end
+    init_from: str = ""  # folder the weights of step 0 come from; "" = from the seed

@@ -14,17 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 
 from sailor.data.sampler import sequences_of_step
 from sailor.data.tokens import TokenStream, load_manifest
-from sailor.models.spec import LogicalTensor
 from sailor.models.stage import StageModule
 from sailor.parallel.boxes import Box
 from sailor.parallel.comm import Communicator, LoopbackCommunicator, loopback_groups
@@ -34,6 +31,7 @@ from sailor.parallel.reduce import ExactSum, FastSum, GradientSum
 from sailor.parallel.state import BoxTensors, Slot, StageState
 from sailor.parallel.tensor import TensorGroup
 from sailor.training.evaluate import evaluation
+from sailor.training.initial import initial_weights
 from sailor.training.optimizer import AdamW
 from sailor.training.schedule import learning_rate
 from sailor.training.settings import TrainSettings
@@ -147,16 +145,14 @@ class Trainer:
     # State
 
     def initialise(self, boxes: Iterable[Box]) -> None:
-        """Give some boxes their content of step 0: a function of (seed, tensor name) alone."""
-        logical = {tensor.name: tensor for tensor in self.layout.spec.tensors}
-        in_order = sorted(boxes, key=lambda box: (box.tensor, box.offset))
-        for name, group in groupby(in_order, key=lambda box: box.tensor):
-            whole = initial_weight(logical[name], seed=self.settings.seed)
-            for box in group:
-                tensors = self.state[box]
-                tensors.weight.copy_(whole.narrow(box.axis, box.offset, box.extent))
-                tensors.moment1.zero_()
-                tensors.moment2.zero_()
+        """Give some boxes their content of step 0. Raises DataError, see initial_weights."""
+        settings = self.settings
+        read = initial_weights(self.layout.spec, seed=settings.seed, folder=settings.init_from)
+        for box in sorted(boxes, key=lambda box: (box.tensor, box.offset)):
+            tensors = self.state[box]
+            tensors.weight.copy_(read(box))
+            tensors.moment1.zero_()
+            tensors.moment2.zero_()
 
     def loaded(self) -> None:
         """State was written from outside. In fp32 the weights are what is computed with."""
@@ -348,15 +344,3 @@ def _exact_sum(values: list[float]) -> float:
         return math.fsum(values)
     except (OverflowError, ValueError):  # too large on the way, or infinities of both signs
         return math.nan
-
-
-def initial_weight(tensor: LogicalTensor, *, seed: int) -> torch.Tensor:
-    """The whole tensor as it is before step 1, on the CPU, whatever layout asks for it."""
-    if tensor.init_std == 0.0:
-        return torch.zeros(tensor.shape)
-    if tensor.init_std == -1.0:
-        return torch.ones(tensor.shape)
-    generator = torch.Generator().manual_seed(
-        xxhash.xxh3_64_intdigest(f"{seed}/{tensor.name}".encode())
-    )
-    return torch.empty(tensor.shape).normal_(0.0, tensor.init_std, generator=generator)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from sailor.models.fused import rms_norm, turn
-from sailor.models.layers import LayerNorm, RMSNorm, Rotary
+from sailor.models.layers import LayerNorm, RMSNorm, Rotary, rotary_frequencies
 from sailor.models.spec import Activation, Norm, Positions
 from sailor.models.stage import StageModule
 from sailor.parallel.tensor import TensorGroup
@@ -85,7 +85,7 @@ def test_two_stages_compute_what_one_does(spec):
 
 
 def test_rotary_scores_depend_on_the_distance_alone():
-    rotary = Rotary(8, theta=10_000.0)
+    rotary = Rotary(rotary_frequencies(a_llama()))
     torch.manual_seed(0)
     query, key = torch.randn(8), torch.randn(8)
     queries = rotary.rotate(query.expand(1, 1, 20, 8))[0, 0]
