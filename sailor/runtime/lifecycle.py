@@ -361,7 +361,7 @@ def _answered(run: Run, event: NodePrepared | NodeHalted | NodeSwitched) -> Outc
             if t.stage is not Stage.switch or event.generation != t.generation:
                 return run, []
             t = replace(t, copy_s=max(t.copy_s, event.copy_s))
-    run = replace(run, transition=replace(t, waiting=t.waiting - {event.node}))
+    run = replace(run, transition=replace(t, waiting=t.waiting - {event.node} - event.others))
     return _stage_done(run, event.at)
 
 

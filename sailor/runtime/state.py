@@ -222,18 +222,20 @@ class Planned(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodePrepared(Event):
-    """A node is ready for the next generation."""
+    """A node is ready for the next generation. ``others`` are so at the same moment (only the simulator knows that)."""
 
     generation: int
     node: str
+    others: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeHalted(Event):
-    """A node stands still."""
+    """A node stands still. ``others`` are so at the same moment (only the simulator knows that)."""
 
     generation: int
     node: str
+    others: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,11 +250,12 @@ class Restorable(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeSwitched(Event):
-    """A node holds its boxes of the next generation."""
+    """A node holds its boxes of the next generation; ``others`` do at the same moment."""
 
     generation: int
     node: str
     copy_s: float
+    others: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
