@@ -120,7 +120,8 @@ def _joined(run: Run, event: Joined) -> Outcome:
 def _lost(run: Run, event: Lost) -> Outcome:
     if event.node not in run.nodes:
         return run, []
-    nodes = {name: node for name, node in run.nodes.items() if name != event.node}
+    nodes = dict(run.nodes)
+    del nodes[event.node]
     run = replace(run, nodes=nodes)
     if event.node in _saved_nodes(run):
         return run, []  # its part is durable already
@@ -183,7 +184,7 @@ def _candidates(run: Run) -> tuple[Member, ...]:
     """Who a new plan may count on: connected, with workers, and not about to leave."""
     return tuple(
         node.member
-        for _, node in sorted(run.nodes.items())
+        for node in map(run.nodes.__getitem__, sorted(run.nodes))
         if node.leaves_at is None and node.member.workers
     )
 

@@ -10,21 +10,29 @@ by stretches of the model's depth: a machine's loss loses its stretch unless ano
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 
 from sailor.simulate.fleet import Place
 from sailor.simulate.pace import Content, Pace, merged
 
+Post = tuple[Place, Content]
+"""What a machine is there for: where it stands and which part of the model it holds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Formation:
-    """One pace laid over named machines. ``holds``: machine -> the part of the model it has."""
+    """One pace laid over named machines.
+
+    ``holds``: machine -> its post; ``tally``: machines by post. ``moves``: which parts machines had
+    to fetch for it, as (part, part they had before), each once.
+    """
 
     plan: Pace
-    holds: Mapping[str, Content]
+    holds: Mapping[str, Post]
+    tally: Mapping[Post, int]
+    moves: frozenset[tuple[Content, Content | None]]
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
@@ -41,46 +49,68 @@ class Formation:
         """Number of machines."""
         return len(self.holds)
 
-    @cached_property
-    def owners(self) -> Counter[Content]:
-        """How many machines hold each part."""
-        return Counter(self.holds.values())
+    def parts_without(self, gone: Iterable[str]) -> dict[Content, int]:
+        """Machines by part of the model they hold, some of them left out."""
+        tally = dict(self.tally)
+        for node in gone:
+            tally[self.holds[node]] -= 1
+        parts: dict[Content, int] = {}
+        for (_, content), number in tally.items():
+            if number:
+                parts[content] = parts.get(content, 0) + number
+        return parts
 
 
 def seat(
-    pace: Pace, members: Iterable[tuple[str, Place]], previous: Formation | None
+    pace: Pace, members: Set[str], *, places: Mapping[str, Place], previous: Formation | None
 ) -> Formation:
     """Give every role machines of its place; a machine keeps the part it holds where it can.
 
-    Raises ValueError when the members cannot fill the pace.
+    Only what changes is touched, so that a loss among thousands costs little. Raises ValueError
+    when the members cannot fill the pace.
     """
-    before = previous.holds if previous is not None else {}
-    free: dict[Place, dict[Content | None, list[str]]] = {}
-    for node, place in members:
-        free.setdefault(place, {}).setdefault(before.get(node), []).append(node)
-    holds: dict[str, Content] = {}
-    short: list[tuple[Place, Content, int]] = []
-    for role in pace.roles:
-        same = free.get(role.place, {}).get(role.content, [])
-        kept = same[: role.count]
-        del same[: role.count]
-        holds.update(dict.fromkeys(kept, role.content))
-        if len(kept) < role.count:
-            short.append((role.place, role.content, role.count - len(kept)))
-    for place, content, number in short:
-        others = free.get(place, {})
-        # New machines first: they have nothing to give up.
-        for key in sorted(others, key=lambda k: (k is not None, k or ())):
-            taken = others[key][:number]
-            del others[key][: len(taken)]
-            holds.update(dict.fromkeys(taken, content))
-            number -= len(taken)
-            if not number:
-                break
-        else:
-            if number:
-                raise ValueError(f"{place} has {number} machines too few for {pace.text}")
-    return Formation(plan=pace, holds=holds)
+    before: Mapping[str, Post] = previous.holds if previous is not None else {}
+    holds = dict(before)
+    tally = dict(previous.tally) if previous is not None else {}
+    for node in before.keys() - members:
+        tally[holds.pop(node)] -= 1
+    wanted = {(role.place, role.content): role.count for role in pace.roles}
+    surplus = {
+        post: n - wanted.get(post, 0) for post, n in tally.items() if n > wanted.get(post, 0)
+    }
+    too_many = sum(surplus.values())
+    if too_many:
+        for node, post in list(holds.items()):
+            if post in surplus and surplus[post]:
+                surplus[post] -= 1
+                tally[post] -= 1
+                del holds[node]
+                too_many -= 1
+                if not too_many:
+                    break
+    free: dict[Place, list[str]] = {}
+    # Those that hold nothing first: they have nothing to give up.
+    for node in sorted(members - holds.keys(), key=lambda name: (name in before, name)):
+        free.setdefault(places[node], []).append(node)
+    moves = set()
+    for post, number in wanted.items():
+        missing = number - tally.get(post, 0)
+        if missing <= 0:
+            continue
+        there = free.get(post[0], [])
+        if len(there) < missing:
+            raise ValueError(f"{post[0]} has {missing} machines too few for {pace.text}")
+        for node in there[:missing]:
+            holds[node] = post
+            moves.add((post[1], before[node][1] if node in before else None))
+        del there[:missing]
+        tally[post] = number
+    return Formation(
+        plan=pace,
+        holds=holds,
+        tally={post: number for post, number in tally.items() if number},
+        moves=frozenset(moves),
+    )
 
 
 def covered(parts: Iterable[Content]) -> bool:
@@ -88,19 +118,23 @@ def covered(parts: Iterable[Content]) -> bool:
     return merged([stretch for content in parts for stretch in content]) == ((0.0, 1.0),)
 
 
+def size(content: Content) -> float:
+    """Which share of the model a part is."""
+    return sum(end - begin for begin, end in content)
+
+
 def missing_share(new: Content, old: Content | None) -> float:
     """How much of the model a machine must fetch to go from one part to another."""
-    total = sum(end - begin for begin, end in new)
-    if old is None:
-        return total
     have = sum(
-        max(0.0, min(end, stop) - max(begin, start)) for begin, end in new for start, stop in old
+        max(0.0, min(end, stop) - max(begin, start))
+        for begin, end in new
+        for start, stop in old or ()
     )
-    return total - have
+    return size(new) - have
 
 
-def farthest_move(new: Formation, old: Formation | None) -> float:
-    """The largest share of the model that one machine has to fetch."""
-    before = old.holds if old is not None else {}
-    moves = {(content, before.get(node)) for node, content in new.holds.items()}
-    return max((missing_share(content, had) for content, had in moves), default=0.0)
+def farthest_move(formation: Formation, *, afresh: bool = False) -> float:
+    """The largest share of the model that one machine has to fetch; ``afresh``: all it holds."""
+    if afresh:
+        return max((size(content) for _, content in formation.tally), default=0.0)
+    return max((missing_share(new, old) for new, old in formation.moves), default=0.0)

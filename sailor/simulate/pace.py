@@ -63,16 +63,22 @@ class Speeds(Protocol):
 def pipelines(counts: Counts, *, depth: int) -> tuple[Role, ...]:
     """Equal pipelines of ``depth`` machines, place by place; the rest of a place makes pipelines
     with the rest of the next. What is left over at the very end widens the last stage."""
-    roles: Counter[tuple[Place, Content]] = Counter()
-    at = 0
     total = sum(counts.values())
-    whole = total - total % depth if total >= depth else 0
+    whole = total - total % depth
+    roles: Counter[tuple[Place, int]] = Counter()
+    at = 0
     for place, number in sorted(counts.items()):
-        for _ in range(number):
-            position = at % depth if at < whole else depth - 1
-            roles[place, ((position / depth, (position + 1) / depth),)] += 1
-            at += 1
-    return tuple(Role(place=p, content=c, count=n) for (p, c), n in sorted(roles.items()))
+        inside = max(0, min(number, whole - at))
+        for stage in range(depth):
+            first_turn = (stage - at) % depth
+            roles[place, stage] += max(0, -(-(inside - first_turn) // depth))
+        roles[place, depth - 1] += number - inside
+        at += number
+    return tuple(
+        Role(place=place, content=((stage / depth, (stage + 1) / depth),), count=count)
+        for (place, stage), count in sorted(roles.items())
+        if count
+    )
 
 
 class TableSpeeds:
@@ -88,8 +94,14 @@ class TableSpeeds:
         self._table = {n: rate for n, rate in samples_per_second.items() if rate > 0}
         if not self._table:
             raise ValueError("a table without a single speed")
-        self._least, self._most = min(self._table), max(self._table)
         self._samples, self._depth = samples_per_step, depth
+        # Of so many machines, how many are worth using: a larger row may be a slower one.
+        self._use: dict[int, int] = {}
+        best = 0
+        for number in sorted(self._table):
+            if not best or self._table[number] > self._table[best]:
+                best = number
+            self._use[number] = best
         self._known: dict[tuple[tuple[Place, int], ...], Pace | None] = {}
 
     def best(self, counts: Counts) -> Pace | None:
@@ -101,10 +113,10 @@ class TableSpeeds:
 
     def _make(self, counts: Counts) -> Pace | None:
         total = sum(counts.values())
-        if total < self._least:
+        row = total if total in self._use else max((n for n in self._use if n <= total), default=0)
+        if not row:
             return None
-        rows = [n for n in self._table if n <= total]
-        number = max(rows, key=lambda n: (self._table[n], -n))
+        number = self._use[row]
         return Pace(
             text=f"{number} machines",
             step_seconds=self._samples / self._table[number],
@@ -180,7 +192,8 @@ class PlannedSpeeds:
                 zone=zone,
                 machine_type=kind,
                 workers=tuple(
-                    WorkerId(node=node, slot=slot, incarnation=1) for slot in range(self._gpus[kind])
+                    WorkerId(node=node, slot=slot, incarnation=1)
+                    for slot in range(self._gpus[kind])
                 ),
             )
             for (zone, kind), number in key

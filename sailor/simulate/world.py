@@ -115,11 +115,11 @@ class World:
     _heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _number: int = 0
     _alive: dict[str, Place] = field(default_factory=dict)
+    _places: dict[str, Place] = field(default_factory=dict)  # of every machine there ever was
     _training: _Training | None = None
     _last: Formation | None = None  # the newest formation whose machines hold state
     _keepers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     _applied: int = 0
-    _settled: int = 0  # steps of the present generation that are booked
     _durable: int = 0
     _cause: str = "start_up"  # what un-named time is
     _stepped: bool = False
@@ -224,7 +224,7 @@ class World:
         node = event.node
         match event.change:
             case Change.came:
-                self._alive[node] = event.place
+                self._alive[node] = self._places[node] = event.place
                 zone, kind = event.place
                 worker = WorkerId(node=node, slot=0, incarnation=1)
                 member = Member(node=node, zone=zone, machine_type=kind, workers=(worker,))
@@ -267,8 +267,10 @@ class World:
                 pauses = self._kind()
                 hidden = max(0.0, pauses.hidden_s - pauses.decide_s)
                 seconds = hidden if self._is_planned() else pauses.prepare_s
-                nodes = self._present(command.layout.nodes)
-                self._later(seconds, lambda: self._answer(s.NodePrepared, command.generation, nodes))
+                nodes = command.layout.nodes
+                self._later(
+                    seconds, lambda: self._answer(s.NodePrepared, command.generation, nodes)
+                )
             case s.SendHalt():
                 self._halt(command)
             case s.ChooseSources():
@@ -299,21 +301,17 @@ class World:
             return self.costs.planned
         return self.costs.unplanned if self._stepped else self.costs.start
 
-    def _present(self, nodes: tuple[str, ...]) -> frozenset[str]:
-        alive = self._alive
-        return frozenset(node for node in nodes if node in alive)
-
     def _plan(self, command: s.Replan) -> None:
         """The best pace for the members, laid over them."""
-        members = [(m.node, (m.zone, m.machine_type)) for m in command.members]
-        pace = self.speeds.best(Counter(place for _, place in members))
+        names = [member.node for member in command.members]
+        pace = self.speeds.best(Counter(map(self._places.__getitem__, names)))
         formation = None
         if pace is not None:
-            formation = seat(pace, members, self._last)
+            formation = seat(pace, set(names), places=self._places, previous=self._last)
             self._pending = {command.generation: formation}
         # A Formation has what the life cycle asks of a Layout (formation.py says what that is).
         layout = cast("Layout | None", formation)
-        why = "" if pace is not None else f"{len(members)} machines are too few"
+        why = "" if pace is not None else f"{len(names)} machines are too few"
         self._later(
             self._kind().decide_s,
             lambda: self._feed(
@@ -321,17 +319,20 @@ class World:
             ),
         )
 
-    def _answer(self, kind: type[s.Event], generation: int, nodes: frozenset[str], **rest: Any) -> None:
+    def _answer(
+        self, kind: type[s.Event], generation: int, nodes: tuple[str, ...], **rest: Any
+    ) -> None:
         """All nodes that still live answer at once."""
-        here = sorted(node for node in nodes if node in self._alive)
+        here = self._alive.keys() & nodes
         if here:
-            make = cast(Any, kind)
-            self._feed(
-                make(at=self.now, generation=generation, node=here[0], others=frozenset(here), **rest)
+            make = cast(Any, kind)  # the three kinds of answer differ in ``rest`` only
+            event = make(
+                at=self.now, generation=generation, node=min(here), others=frozenset(here), **rest
             )
+            self._feed(event)
 
     def _halt(self, command: s.SendHalt) -> None:
-        nodes = self._present(command.nodes)
+        nodes = command.nodes
         training = self._training
         wait = 0.0
         if training is not None and training.generation == command.generation:
@@ -343,7 +344,7 @@ class World:
                 self._close(self.now, cut="redone")
         self._later(wait, lambda: self._stand_still(command, nodes))
 
-    def _stand_still(self, command: s.SendHalt, nodes: frozenset[str]) -> None:
+    def _stand_still(self, command: s.SendHalt, nodes: tuple[str, ...]) -> None:
         training = self._training
         if training is not None and training.generation == command.generation:
             self._note_progress()
@@ -352,7 +353,7 @@ class World:
         self._answer(s.NodeHalted, command.generation, nodes)
         if command.persist:
             self._cause = "shut_down"
-            for node in sorted(nodes):
+            for node in nodes:
                 self._later(
                     self.costs.save_s,
                     lambda node=node: self._feed(s.NodeSaved(at=self.now, node=node)),  # type: ignore[misc]
@@ -380,7 +381,10 @@ class World:
             seconds,
             lambda: self._feed(
                 s.Restorable(
-                    at=self.now, generation=command.generation, step=step, redone=redone,
+                    at=self.now,
+                    generation=command.generation,
+                    step=step,
+                    redone=redone,
                     source=source,
                 )  # fmt: skip
             ),
@@ -388,12 +392,12 @@ class World:
 
     def _surviving(self, last: Formation, *, copies: bool = False) -> set[Content]:
         """Parts of the model in the memory of machines that live: their own, and copies kept."""
-        alive = self._alive
-        parts = {content for node, content in last.holds.items() if node in alive}
+        gone = last.holds.keys() - self._alive.keys()
+        parts = set(last.parts_without(gone))
         if copies:
-            for node, keepers in self._keepers.items():
-                if node in last.holds and any(keeper in alive for keeper in keepers):
-                    parts.add(last.holds[node])
+            for node in gone:
+                if any(keeper in self._alive for keeper in self._keepers.get(node, ())):
+                    parts.add(last.holds[node][1])
         return parts
 
     def _snapshot_step(self, last: Formation) -> int:
@@ -401,7 +405,7 @@ class World:
         takes its time to travel."""
         every = self.job.snapshot_every
         newest = self._applied - self._applied % every
-        share = max((sum(e - b for b, e in content) for content in last.owners), default=0.0)
+        share = farthest_move(last, afresh=True)
         travel_s = share * self.job.state_bytes / self.costs.link_bytes_per_second
         late = 0
         if last.plan.step_seconds > 0:
@@ -414,11 +418,11 @@ class World:
         bandwidth = self.costs.link_bytes_per_second
         share = 0.0
         if formation is not None and self._last is not None:
-            share = farthest_move(formation, None if self._restore_disk else self._last)
+            share = farthest_move(formation, afresh=self._restore_disk)
             if self._restore_disk:
                 bandwidth = min(bandwidth, self.costs.storage_bytes_per_second)
         copy_s = pauses.copy_s + share * self.job.state_bytes / bandwidth
-        nodes = self._present(command.layout.nodes)
+        nodes = command.layout.nodes
         self._later(
             copy_s + pauses.switch_s,
             lambda: self._answer(s.NodeSwitched, command.generation, nodes, copy_s=copy_s),
@@ -441,11 +445,10 @@ class World:
             lead_s=pauses.gap_s, extra_s=pauses.extra_s, step_s=formation.plan.step_seconds,
             rest_s=rest,
         )  # fmt: skip
-        if any(node not in self._alive for node in formation.holds):
+        if not formation.holds.keys() <= self._alive.keys():
             self._training = None  # one died a moment ago, unknown to the controller: nobody steps
             self._cause = "transition_node_lost"
             return
-        self._settled = 0
         generation = command.generation
         self._later(
             training.end_of(1) - self.now,
@@ -482,7 +485,8 @@ class World:
 
         Parts with two live owners on different machines are copied only when the job asks for it.
         """
-        if not self.job.copies and min(formation.owners.values()) > 1:
+        owners = formation.parts_without(())
+        if not self.job.copies and min(owners.values()) > 1:
             return {}
         members = [
             Member(node=node, zone=self._alive[node][0], machine_type=self._alive[node][1],
@@ -493,7 +497,7 @@ class World:
         kept = peers(members)
         if self.job.copies:
             return kept
-        return {n: k for n, k in kept.items() if formation.owners[formation.holds[n]] == 1}
+        return {n: k for n, k in kept.items() if owners[formation.holds[n][1]] == 1}
 
     # Books
 
@@ -588,9 +592,7 @@ def simulate(
         halt_s=600.0, boundary_s=3600.0, plan_s=600.0, prepare_s=3600.0, restore_s=600.0,
         switch_s=36_000.0, save_s=3600.0, max_restarts=1 << 30,
     )  # fmt: skip
-    return World(
-        fleet=fleet, speeds=speeds, costs=costs, job=job, limits=waits, sink=sink
-    ).run()
+    return World(fleet=fleet, speeds=speeds, costs=costs, job=job, limits=waits, sink=sink).run()
 
 
 def _first_crowd(fleet: Fleet) -> int:
