@@ -1,7 +1,7 @@
 """What everything costs in the simulated world: seconds, bytes per second, and where they are from.
 
 Two sheets are kept apart. ``measured`` takes the times of a real run's events: right for this
-computer and this model. ``STATED`` holds figures for machines of a cloud, each with its source; what
+computer and this model. ``stated`` has figures for machines of a cloud, each with its source: what
 the runtime does itself (deciding, flipping groups) is as measured here, what depends on the cloud
 (boot, links, building groups on GPUs) is published elsewhere.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, sqrt
 from statistics import fmean, median
 
 from sailor.observe.history import PausePoint, RunHistory
@@ -71,30 +71,47 @@ FREE = Costs(
     sources={"all": "the bound: nothing costs anything"},
 )  # fmt: skip
 
-STATED = Costs(
-    boot_s=45.0, launch_s=0.0, detect_s=5.0, notice_delay_s=5.0,
-    start=Pauses(decide_s=1.0, prepare_s=50.0, switch_s=0.1, extra_s=44.0),
-    planned=Pauses(hidden_s=45.0, decide_s=0.1, switch_s=7.0),
-    unplanned=Pauses(decide_s=1.0, prepare_s=7.0, switch_s=0.1),
-    link_bytes_per_second=0.896e9, storage_bytes_per_second=0.5e9,
-    snapshot_stall_s=0.2, persist_stall_s=0.2, save_s=10.0,
-    sources={
-        "boot_s": "instance creation in the Oobleck artifact's simulator (SOSP'23)",
-        "detect_s": "conf/runtime/default.yaml: a connected but silent node is lost after 5 s",
-        "notice_delay_s": "AWS asks to poll the notice every 5 s",
-        "start.prepare_s": "all NCCL groups of 64 A100: about 50 s (TrainMover, OSDI'26, 1.2)",
-        "start.extra_s": "the first iteration of GPT-10B: about 44 s (TrainMover, 1.3)",
-        "planned.hidden_s": "44 s of 51 s of group building are hidden (TrainMover, 1.2)",
-        "planned.switch_s": "connecting the groups that change: 7 s (TrainMover, 1.2)",
-        "unplanned.decide_s": "planner and source choice within 1 s (benchmarks.planner)",
-        "unplanned.prepare_s": "as planned.switch_s: only groups that change are built",
-        "switch_s": "measured in local runs: under 0.1 s",
-        "link_bytes_per_second": "1 GiB between two p3 machines in 1.198 s (Parcae, NSDI'24)",
-        "storage_bytes_per_second": "0.25 to 2 GB/s per GPU is the range published systems sweep",
-        "snapshot_stall_s": "DLRover reports 0.2 s for 65 B parameters",
-        "persist_stall_s": "as snapshot_stall_s: it is written from the snapshot",
-    },
-)  # fmt: skip
+def stated(*, num_nodes: int, link_bytes_per_second: float = 0.896e9) -> Costs:
+    """Costs on a cloud's machines, for a job on about ``num_nodes`` of them.
+
+    Building communication groups is what grows: Parcae measured 0.0393 s per group of its dp x pp
+    layouts on p3 machines when one leaves and 0.5 s when one joins, with dp + pp + 1 + dp pp groups;
+    for a square layout of n machines those are n + 2 sqrt(n) + 1. TrainMover connects what changes
+    in 7 s whatever the size, so that is the most.
+    """
+    groups = num_nodes + 2.0 * sqrt(num_nodes) + 1.0
+    connect_s = min(0.24 + 0.0393 * groups, 7.0)
+    build_s = min(6.6 + 0.5 * groups, 51.0)
+    return Costs(
+        boot_s=45.0,
+        launch_s=0.0,
+        detect_s=5.0,
+        notice_delay_s=5.0,
+        start=Pauses(decide_s=1.0, prepare_s=build_s, switch_s=0.1, extra_s=44.0),
+        planned=Pauses(hidden_s=build_s, decide_s=0.1, switch_s=connect_s),
+        unplanned=Pauses(decide_s=1.0, prepare_s=connect_s, switch_s=0.1),
+        link_bytes_per_second=link_bytes_per_second,
+        storage_bytes_per_second=0.5e9,
+        snapshot_stall_s=0.2,
+        persist_stall_s=0.2,
+        save_s=10.0,
+        sources={
+            "boot_s": "instance creation in the Oobleck artifact's simulator (SOSP'23)",
+            "detect_s": "conf/runtime/default.yaml: a connected but silent machine is lost after 5 s",
+            "notice_delay_s": "AWS asks to poll for the notice every 5 s",
+            "start.prepare_s, planned.hidden_s": "Parcae (NSDI'24): rendezvous 6.6 s, 0.5 s a group; "
+            "at most 51 s, all groups of 64 A100 (TrainMover, OSDI'26)",
+            "start.extra_s": "the first iteration of GPT-10B takes 44 s longer (TrainMover)",
+            "planned.switch_s, unplanned.prepare_s": "Parcae: 0.0393 s a group on p3 machines and "
+            "0.24 s; at most 7 s, the change at 64 A100 (TrainMover)",
+            "decide_s": "planner and choice of sources within 1 s (benchmarks.planner)",
+            "switch_s": "flipping groups: under 0.1 s in local runs",
+            "link_bytes_per_second": "default: 1 GiB between two p3 machines in 1.198 s (Parcae)",
+            "storage_bytes_per_second": "published systems sweep 0.25 to 2 GB/s per GPU",
+            "snapshot_stall_s": "DLRover reports 0.2 s for a 65 B model",
+            "persist_stall_s": "as snapshot_stall_s: it is written from the snapshot",
+        },
+    )
 
 
 def measured(history: RunHistory) -> Costs:
