@@ -182,11 +182,8 @@ def _uses(run: Run, node: str) -> bool:
 
 def _candidates(run: Run) -> tuple[Member, ...]:
     """Who a new plan may count on: connected, with workers, and not about to leave."""
-    return tuple(
-        node.member
-        for node in map(run.nodes.__getitem__, sorted(run.nodes))
-        if node.leaves_at is None and node.member.workers
-    )
+    nodes = [run.nodes[name] for name in sorted(run.nodes)]
+    return tuple([n.member for n in nodes if n.leaves_at is None and n.member.workers])
 
 
 # Beginning a transition
@@ -223,7 +220,6 @@ def _begin_planned(run: Run, at: float, *, cause: str) -> Outcome:
         began_at=at,
         entered_at=at,
         deadline=at + run.limits.plan_s,
-        considered=frozenset(m.node for m in candidates),
         halt_due=min(leaving) - run.limits.leave_margin_s if leaving else None,
     )
     run = replace(
@@ -377,7 +373,6 @@ def _stage_done(run: Run, at: float) -> Outcome:
                 return run, []  # a node is starting one again; that is faster than doing without
             candidates = _candidates(run)
             run = _timed(run, at)
-            t = replace(t, considered=frozenset(m.node for m in candidates))
             run = _enter(run, t, Stage.plan, at)
             return run, [Replan(generation=t.generation, members=candidates, previous=run.active)]
         case Stage.prepare if t.planned and run.active is not None:

@@ -80,8 +80,7 @@ class Pause:
 class Transition:
     """A change from the active layout to the next, under way.
 
-    ``waiting`` are the nodes that have not answered the present stage; ``considered`` those the
-    plan was asked for.
+    ``waiting`` are the nodes that have not answered the present stage.
     """
 
     generation: int
@@ -92,7 +91,6 @@ class Transition:
     entered_at: float  # the present stage
     deadline: float
     waiting: frozenset[str] = frozenset()
-    considered: frozenset[str] = frozenset()
     layout: Layout | None = None
     step: int = 0
     copy_s: float = 0.0

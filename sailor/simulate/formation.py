@@ -25,13 +25,13 @@ Post = tuple[Place, Content]
 class Formation:
     """One pace laid over named machines.
 
-    ``holds``: machine -> its post; ``tally``: machines by post. ``moves``: which parts machines had
-    to fetch for it, as (part, part they had before), each once.
+    ``holds``: machine -> its post; ``posts``: the machines of each post. ``moves``: which parts
+    machines had to fetch for it, as (part, part they had before), each once.
     """
 
     plan: Pace
     holds: Mapping[str, Post]
-    tally: Mapping[Post, int]
+    posts: Mapping[Post, Mapping[str, None]]
     moves: frozenset[tuple[Content, Content | None]]
 
     @cached_property
@@ -51,14 +51,12 @@ class Formation:
 
     def parts_without(self, gone: Iterable[str]) -> dict[Content, int]:
         """Machines by part of the model they hold, some of them left out."""
-        tally = dict(self.tally)
-        for node in gone:
-            tally[self.holds[node]] -= 1
         parts: dict[Content, int] = {}
-        for (_, content), number in tally.items():
-            if number:
-                parts[content] = parts.get(content, 0) + number
-        return parts
+        for (_, content), nodes in self.posts.items():
+            parts[content] = parts.get(content, 0) + len(nodes)
+        for node in gone:
+            parts[self.holds[node][1]] -= 1
+        return {content: number for content, number in parts.items() if number}
 
 
 def seat(
@@ -71,30 +69,31 @@ def seat(
     """
     before: Mapping[str, Post] = previous.holds if previous is not None else {}
     holds = dict(before)
-    tally = dict(previous.tally) if previous is not None else {}
+    posts: dict[Post, Mapping[str, None]] = dict(previous.posts) if previous is not None else {}
+    own: dict[Post, dict[str, None]] = {}  # posts that are our copy already
+
+    def at(post: Post) -> dict[str, None]:
+        if post not in own:
+            own[post] = dict(posts.get(post, {}))
+            posts[post] = own[post]
+        return own[post]
+
     for node in before.keys() - members:
-        tally[holds.pop(node)] -= 1
-    wanted = {(role.place, role.content): role.count for role in pace.roles}
-    surplus = {
-        post: n - wanted.get(post, 0) for post, n in tally.items() if n > wanted.get(post, 0)
-    }
-    too_many = sum(surplus.values())
-    if too_many:
-        for node, post in list(holds.items()):
-            if post in surplus and surplus[post]:
-                surplus[post] -= 1
-                tally[post] -= 1
-                del holds[node]
-                too_many -= 1
-                if not too_many:
-                    break
+        del at(holds.pop(node))[node]
+    wanted: dict[Post, int] = {}
+    for place, content, count in pace.roles:
+        wanted[place, content] = count
+    for post in list(posts):
+        for _ in range(len(posts[post]) - wanted.get(post, 0)):
+            node, _nothing = at(post).popitem()
+            del holds[node]
     free: dict[Place, list[str]] = {}
     # Those that hold nothing first: they have nothing to give up.
     for node in sorted(members - holds.keys(), key=lambda name: (name in before, name)):
         free.setdefault(places[node], []).append(node)
     moves = set()
     for post, number in wanted.items():
-        missing = number - tally.get(post, 0)
+        missing = number - len(posts.get(post, ()))
         if missing <= 0:
             continue
         there = free.get(post[0], [])
@@ -102,13 +101,13 @@ def seat(
             raise ValueError(f"{post[0]} has {missing} machines too few for {pace.text}")
         for node in there[:missing]:
             holds[node] = post
+            at(post)[node] = None
             moves.add((post[1], before[node][1] if node in before else None))
         del there[:missing]
-        tally[post] = number
     return Formation(
         plan=pace,
         holds=holds,
-        tally={post: number for post, number in tally.items() if number},
+        posts={post: nodes for post, nodes in posts.items() if nodes},
         moves=frozenset(moves),
     )
 
@@ -136,5 +135,5 @@ def missing_share(new: Content, old: Content | None) -> float:
 def farthest_move(formation: Formation, *, afresh: bool = False) -> float:
     """The largest share of the model that one machine has to fetch; ``afresh``: all it holds."""
     if afresh:
-        return max((size(content) for _, content in formation.tally), default=0.0)
+        return max((size(content) for _, content in formation.posts), default=0.0)
     return max((missing_share(new, old) for new, old in formation.moves), default=0.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sailor.errors import NoFeasiblePlan
 from sailor.parallel.layout import Member, WorkerId
@@ -24,8 +24,7 @@ Content = tuple[tuple[float, float], ...]
 WHOLE: Content = ((0.0, 1.0),)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Role:
+class Role(NamedTuple):
     """``count`` machines of a place that hold the same part of the model."""
 
     place: Place
@@ -74,10 +73,9 @@ def pipelines(counts: Counts, *, depth: int) -> tuple[Role, ...]:
             roles[place, stage] += max(0, -(-(inside - first_turn) // depth))
         roles[place, depth - 1] += number - inside
         at += number
+    parts: list[Content] = [((stage / depth, (stage + 1) / depth),) for stage in range(depth)]
     return tuple(
-        Role(place=place, content=((stage / depth, (stage + 1) / depth),), count=count)
-        for (place, stage), count in sorted(roles.items())
-        if count
+        Role(place, parts[stage], count) for (place, stage), count in sorted(roles.items()) if count
     )
 
 
