@@ -52,11 +52,8 @@ def uses(run: Run, node: str) -> bool:
 
 def candidates(run: Run) -> tuple[Member, ...]:
     """Who a new plan may count on: connected, with workers, and not about to leave."""
-    return tuple(
-        node.member
-        for _, node in sorted(run.nodes.items())
-        if node.leaves_at is None and node.member.workers
-    )
+    nodes = [run.nodes[name] for name in sorted(run.nodes)]
+    return tuple([n.member for n in nodes if n.leaves_at is None and n.member.workers])
 
 
 def want_plan(run: Run, at: float, *, cause: str) -> Outcome:
@@ -91,7 +88,6 @@ def begin_planned(run: Run, at: float, *, cause: str) -> Outcome:
         began_at=at,
         entered_at=at,
         deadline=at + run.limits.plan_s,
-        considered=frozenset(m.node for m in members),
         halt_due=min(leaving) - run.limits.leave_margin_s if leaving else None,
     )
     run = replace(
@@ -206,7 +202,7 @@ def answered(run: Run, event: NodePrepared | NodeHalted | NodeSwitched) -> Outco
             if t.stage is not Stage.switch or event.generation != t.generation:
                 return run, []
             t = replace(t, copy_s=max(t.copy_s, event.copy_s))
-    run = replace(run, transition=replace(t, waiting=t.waiting - {event.node}))
+    run = replace(run, transition=replace(t, waiting=t.waiting - {event.node} - event.others))
     return stage_done(run, event.at)
 
 
@@ -221,7 +217,6 @@ def stage_done(run: Run, at: float) -> Outcome:
                 return run, []  # a node is starting one again; that is faster than doing without
             members = candidates(run)
             run = _timed(run, at)
-            t = replace(t, considered=frozenset(m.node for m in members))
             run = _enter(run, t, Stage.plan, at)
             return run, [Replan(generation=t.generation, members=members, previous=run.active)]
         case Stage.prepare if t.planned and run.active is not None:

@@ -80,8 +80,7 @@ class Pause:
 class Transition:
     """A change from the active layout to the next, under way.
 
-    ``waiting`` are the nodes that have not answered the present stage; ``considered`` those the
-    plan was asked for.
+    ``waiting`` are the nodes that have not answered the present stage.
     """
 
     generation: int
@@ -92,7 +91,6 @@ class Transition:
     entered_at: float  # the present stage
     deadline: float
     waiting: frozenset[str] = frozenset()
-    considered: frozenset[str] = frozenset()
     layout: Layout | None = None
     step: int = 0
     copy_s: float = 0.0
@@ -233,18 +231,20 @@ class Planned(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodePrepared(Event):
-    """A node is ready for the next generation."""
+    """A node is ready for the next generation. ``others`` are so at the same moment (only the simulator knows that)."""
 
     generation: int
     node: str
+    others: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeHalted(Event):
-    """A node stands still."""
+    """A node stands still. ``others`` are so at the same moment (only the simulator knows that)."""
 
     generation: int
     node: str
+    others: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,11 +259,12 @@ class Restorable(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeSwitched(Event):
-    """A node holds its boxes of the next generation."""
+    """A node holds its boxes of the next generation; ``others`` do at the same moment."""
 
     generation: int
     node: str
     copy_s: float
+    others: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
