@@ -1,0 +1,289 @@
+"""The published simulator's formulas as the search's costs: for the comparison alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from math import inf
+
+from sailor.plan import Plan, Replica, Stage
+from sailor.planner.costs import Crew, Fleet, Row, Site, Template, Way
+from sailor.planner.reference import (
+    BYTES,
+    CONSTANT_BYTES,
+    CONSTANT_BYTES_TENSOR_PARALLEL,
+    STATE_BYTES_PER_PARAMETER,
+    all_reduce_seconds,
+    send_seconds,
+)
+from sailor.profile.artifact import (
+    DOLLARS_PER_HOUR,
+    MEMORY_GB,
+    ArtifactModel,
+    ArtifactNetwork,
+    Scenario,
+)
+
+# The fits were made on messages of 64 KB to 1 GB; far below they turn negative, and a search would
+# find that out. Plans that need smaller messages are not looked at.
+LEAST_BYTES = 64_000
+TENSOR_PARALLEL = (1, 2, 4)  # what the published planner tries, and its machines hold
+
+
+class ReferenceCosts:
+    """Costs of one scenario. Layer 0 goes with the first stage, the last layer with the last one;
+    the layers between are the blocks."""
+
+    def __init__(
+        self, model: ArtifactModel, network: ArtifactNetwork, scenario: Scenario
+    ) -> None:
+        self.model, self.network, self.scenario = model, network, scenario
+        regions: dict[tuple[str, str], dict[str, int]] = {}
+        for (gpu, zone), count in scenario.resources.items():
+            if count > 0 and gpu in MEMORY_GB:
+                regions.setdefault((gpu, zone.rpartition("-")[0]), {})[zone] = count
+        self._places = list(regions.items())
+        self.sites = tuple(
+            Site(
+                name=f"{gpu} in {region}", gpu=gpu, num_gpus=sum(zones.values()),
+                dollars_per_gpu_hour=DOLLARS_PER_HOUR.get(gpu, 0.0),
+            )  # fmt: skip
+            for (gpu, region), zones in self._places
+        )
+        self._zone = [next(iter(zones)) for _, zones in self._places]
+        self._all_reduce: dict[tuple[object, ...], float] = {}
+        self._prefix = {
+            degree: _sums(values) for degree, values in self.model.parameters.items()
+        }
+
+    @property
+    def num_blocks(self) -> int:
+        return self.model.num_layers - 2
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.model.global_batch_size
+
+    @cached_property
+    def ways(self) -> tuple[Way, ...]:
+        found = []
+        for index, site in enumerate(self.sites):
+            for (gpu, size, degree), cell in sorted(self.model.seconds.items()):
+                usable = degree in TENSOR_PARALLEL and degree in self.model.parameters
+                if gpu != site.gpu or not usable or self.global_batch_size % size:
+                    continue
+                times = [layer.forward + layer.backward for layer in cell]
+                block = times[2]
+                # Profiled blocks differ by a little: what the sum over all of them has more than
+                # equal ones goes to the first stage, which has block 1, the only odd one.
+                odd = sum(times[1:-1]) - (len(times) - 2) * block
+                found.append(
+                    Way(
+                        index=len(found), site=index, tensor_parallel=degree,
+                        microbatch_size=size, recompute=False,
+                        block=block, first=times[0] + odd, last=times[-1],
+                    )  # fmt: skip
+                )
+        return tuple(found)
+
+    def sends(self, row: Row) -> tuple[float, ...]:
+        num_stages = len(row)
+        if num_stages == 1:
+            return (0.0,)
+        num_bytes = self.model.activations_sent[1] * BYTES * row[0].microbatch_size
+        # The head's gradient is counted at its own input size, as the published formulas do.
+        tail = self.model.activations_sent[1] * BYTES * row[0].microbatch_size
+        seconds = []
+        for s, way in enumerate(row):
+            forward = self._send(way, row[s + 1], num_bytes) if s < num_stages - 1 else 0.0
+            backward = self._send(way, row[s - 1], tail) if s > 0 else 0.0
+            if s == 0:
+                seconds.append(forward if num_stages <= 3 else 2 * forward)
+            elif s == num_stages - 1:
+                seconds.append(2 * backward)
+            else:
+                seconds.append(forward + backward)
+        return tuple(seconds)
+
+    def _send(self, a: Way, b: Way, num_bytes: float) -> float:
+        fit = self.network.fit(
+            self._zone[a.site], self.sites[a.site].gpu, a.tensor_parallel,
+            self._zone[b.site], self.sites[b.site].gpu, b.tensor_parallel,
+        )  # fmt: skip
+        return send_seconds(fit, num_bytes)
+
+    def most_blocks(self, way: Way, *, stage: int, num_stages: int) -> int:
+        degree, size = way.tensor_parallel, way.microbatch_size
+        parameters = self.model.parameters[degree]
+        kept = self.model.activations_kept[degree]
+        constant = CONSTANT_BYTES if degree == 1 else CONSTANT_BYTES_TENSOR_PARALLEL
+        alive = BYTES * size * (num_stages - stage)
+        left = MEMORY_GB[self.sites[way.site].gpu] * 2**30 - constant
+        for layer, present in ((0, stage == 0), (-1, stage == num_stages - 1)):
+            if present:
+                left -= STATE_BYTES_PER_PARAMETER * parameters[layer] + alive * kept[layer]
+        # The largest block stands for all: the bound stays one-sided.
+        each = max(
+            STATE_BYTES_PER_PARAMETER * p + alive * k
+            for p, k in zip(parameters[1:-1], kept[1:-1], strict=True)
+        )
+        return max(0, min(self.num_blocks, int(left // each)))
+
+    def shared_seconds(self, crews: Sequence[tuple[Template, int]]) -> float:
+        return self.sync_seconds(crews) + max(
+            self._update(way) for template, _ in crews for way in dict.fromkeys(template.row)
+        )
+
+    def _update(self, way: Way) -> float:
+        gpu = self.sites[way.site].gpu
+        return self.model.seconds[gpu, way.microbatch_size, way.tensor_parallel][0].update
+
+    def sync_seconds(self, crews: Sequence[tuple[Template, int]]) -> float:
+        """The reduction of reference.py, on crews instead of single replicas."""
+        owners = sum(count for _, count in crews)
+        if owners < 2:
+            return 0.0
+        bounds = [_bounds(template.counts, self.model.num_layers) for template, _ in crews]
+        edges = sorted({edge for cut in bounds for edge in cut})
+        totals = [[0.0] * len(template.row) for template, _ in crews]
+        at = [0] * len(crews)
+        for start, stop in zip(edges, edges[1:], strict=False):
+            for c, cut in enumerate(bounds):
+                while cut[at[c] + 1] <= start:
+                    at[c] += 1
+            holders = [template.row[at[c]] for c, (template, _) in enumerate(crews)]
+            sharing = min(4, *(way.tensor_parallel for way in holders)) if holders else 1
+            prefix = self._prefix[1]
+            num_bytes = (prefix[stop] - prefix[start]) * BYTES / sharing
+            sites = tuple(
+                (way.site, count > 1) for way, (_, count) in zip(holders, crews, strict=True)
+            )
+            seconds = self._ring(sites, num_bytes, owners)
+            for c in range(len(crews)):
+                totals[c][at[c]] += seconds
+        return max(max(row) for row in totals)
+
+    def _ring(self, sites: tuple[tuple[int, bool], ...], num_bytes: float, owners: int) -> float:
+        """Slowest neighbour pair of a ring that visits crew after crew, zone after zone."""
+        if min(num_bytes, 500e6) / owners < LEAST_BYTES:
+            return inf
+        key = (sites, num_bytes, owners)
+        if key not in self._all_reduce:
+            fits = set()
+            for (site, several), (other, _) in zip(sites, (*sites[1:], sites[-1]), strict=True):
+                if several:
+                    fits.update(self._within(site))
+                if site != other:
+                    fits.update(self._across(site, other))
+            self._all_reduce[key] = max(
+                (all_reduce_seconds(fit, num_bytes, owners) for fit in fits), default=0.0
+            )
+        return self._all_reduce[key]
+
+    def _within(self, site: int) -> list[tuple[float, float, float]]:
+        (gpu, _), zones = self._places[site]
+        names = list(zones)
+        pairs = [(z, z) for z in names] + list(zip(names, names[1:], strict=False))
+        return [self.network.fit(a, gpu, 1, b, gpu, 1) for a, b in pairs]
+
+    def _across(self, site: int, other: int) -> list[tuple[float, float, float]]:
+        (gpu, _), zones = self._places[site]
+        (other_gpu, _), other_zones = self._places[other]
+        return [
+            self.network.fit(a, gpu, 1, b, other_gpu, 1) for a in zones for b in other_zones
+        ]
+
+    def step_dollars(self, fleet: Fleet, *, seconds: float) -> float:
+        rent = sum(
+            crew.count * gpus * self.sites[site].dollars_per_gpu_hour / 3600
+            for crew in fleet
+            for site, gpus in enumerate(crew.template.usage)
+        )
+        return rent * seconds + self._egress(fleet)
+
+    def _egress(self, fleet: Fleet) -> float:
+        """An upper estimate: every zone of a site in turn, whatever is used of it."""
+        return 0.0  # exact once zones are dealt out; see plan()
+
+    def plan(self, fleet: Fleet) -> Plan:
+        """The fleet with a zone for every stage, replicas one zone after another."""
+        left = [dict(zones) for _, zones in self._places]
+        replicas: list[Replica] = []
+        for crew in fleet:
+            bounds = _bounds(crew.template.counts, self.model.num_layers)
+            for _ in range(crew.count):
+                stages = []
+                for s, way in enumerate(crew.template.row):
+                    zone = _take(left[way.site], way.tensor_parallel)
+                    gpu = self.sites[way.site].gpu
+                    stages.append(
+                        Stage(
+                            layers=range(bounds[s], bounds[s + 1]), gpu=gpu,
+                            machine_type=f"{gpu}x{way.tensor_parallel}", zone=zone,
+                            tensor_parallel=way.tensor_parallel,
+                        )  # fmt: skip
+                    )
+                replicas.append(
+                    Replica(
+                        stages=tuple(stages), num_microbatches=crew.num_microbatches,
+                        microbatch_size=crew.template.microbatch_size,
+                    )  # fmt: skip
+                )
+        return Plan(
+            model=self.model.name,
+            sequence_length=self.model.sequence_length,
+            replicas=tuple(exact_batch(replicas, self.global_batch_size)),
+        )
+
+
+def exact_batch(replicas: Sequence[Replica], global_batch_size: int) -> list[Replica]:
+    """Takes single microbatches away, the largest first, until the batch is exact.
+
+    Raises ValueError when the sizes cannot make it exact.
+    """
+    from dataclasses import replace
+
+    kept = list(replicas)
+    excess = sum(replica.num_samples for replica in kept) - global_batch_size
+    order = sorted(range(len(kept)), key=lambda i: -kept[i].microbatch_size)
+    while excess > 0:
+        before = excess
+        for i in order:
+            size = kept[i].microbatch_size
+            if size <= excess and kept[i].num_microbatches > 1:
+                kept[i] = replace(kept[i], num_microbatches=kept[i].num_microbatches - 1)
+                excess -= size
+        if excess == before:
+            break
+    if excess:
+        raise ValueError(f"shares miss the global batch by {excess} samples")
+    return kept
+
+
+def _bounds(counts: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """Layer indices where stages begin, and the end: the ends belong to the outer stages."""
+    edges, at = [0], 1
+    for count in counts[:-1]:
+        at += count
+        edges.append(at)
+    return (*edges, num_layers)
+
+
+def _sums(values: Sequence[float]) -> tuple[float, ...]:
+    total, sums = 0.0, [0.0]
+    for value in values:
+        total += value
+        sums.append(total)
+    return tuple(sums)
+
+
+def _take(zones: Mapping[str, int], gpus: int) -> str:
+    """The first zone with enough left, and what is left of it."""
+    for zone, left in zones.items():
+        if left >= gpus:
+            zones[zone] = left - gpus  # type: ignore[index]
+            return zone
+    raise ValueError(f"no zone has {gpus} GPUs left")
+
+
+__all__ = ["Crew", "ReferenceCosts", "exact_batch"]
