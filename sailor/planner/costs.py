@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from sailor.planner.timing import PipelineSeconds
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +109,13 @@ class Costs(Protocol):
 
         infinity where the formulas do not hold.
         """
+        ...
+
+    def ring_guess(
+        self, shares: FloatArray, owners: IntArray, *, sites: tuple[int, ...]
+    ) -> FloatArray:
+        """About how long the reduction takes when a rank holds so many blocks' worth of gradients
+        (blocks over tensor-parallel degree) and the owners stand on these sites."""
         ...
 
     def step_dollars(self, fleet: Fleet, *, seconds: float) -> float:

@@ -20,17 +20,15 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from sailor.planner.costs import Costs, Crew, Fleet, Template
+from sailor.planner.costs import Costs, Crew, Fleet, FloatArray, IntArray, Template, Way
 from sailor.planner.templates import Templates, mixed_rows, single_site_rows
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-
-DEEPEST = 24  # stages; deeper pipelines are nearly all bubble at usual batches
-DEEPEST_MIX = 10
-EXACT = 240  # sets that are worked out exactly
-IMPROVED = 4  # of those, the ones improved by moves
-ROUNDS = 12  # of moves
+DEEPER = 6  # stages beyond the fewest that hold the model
+DEEPEST_MIX = 12
+MIXES = 40  # mixed rows that are cut
+EXACT = 160  # sets that are worked out exactly
+IMPROVED = 3  # of those, the ones improved by moves
+ROUNDS = 20  # of moves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,29 +57,42 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Arms:
-    """Crews that may be chosen for a site, or a pair of sites: one entry each, as columns.
+    """Sets of crews as columns, one entry each.
 
-    ``rate`` and ``delay`` are the sums that give the time of a set:
-    T = (batch + delays) / rates. ``usage`` has a row for each site.
+    ``rate`` and ``delay`` give the time of a set's pipelines, T = (batch + delay) / rate; ``usage``
+    has a row for each site; ``owners``, ``blocks`` and ``slim`` (replicas, most blocks of a stage,
+    least tensor-parallel degree) and ``sites`` (a bit each) what a guess of the reduction needs.
     """
 
     crews: list[tuple[tuple[Template, int], ...]]
     rate: FloatArray
     delay: FloatArray
     usage: IntArray
+    owners: IntArray
+    blocks: IntArray
+    slim: IntArray
+    sites: IntArray
 
     @staticmethod
     def of(crews: list[tuple[tuple[Template, int], ...]], num_sites: int) -> _Arms:
-        rate, delay = np.zeros(len(crews)), np.zeros(len(crews))
-        usage = np.zeros((num_sites, len(crews)), dtype=np.int64)
+        size = len(crews)
+        rate, delay = np.zeros(size), np.zeros(size)
+        usage = np.zeros((num_sites, size), dtype=np.int64)
+        owners, blocks, sites = (np.zeros(size, dtype=np.int64) for _ in range(3))
+        slim = np.full(size, 1 << 20, dtype=np.int64)
         for i, arm in enumerate(crews):
             for template, count in arm:
                 pipeline, samples = template.pipeline, count * template.microbatch_size
                 rate[i] += samples / pipeline.pace
                 delay[i] += samples * (pipeline.fill / pipeline.pace - 1)
                 for site, gpus in enumerate(template.usage):
-                    usage[site, i] += count * gpus
-        return _Arms(crews, rate, delay, usage)
+                    if gpus:
+                        usage[site, i] += count * gpus
+                        sites[i] |= 1 << site
+                owners[i] += count
+                blocks[i] = max(blocks[i], *template.counts)
+                slim[i] = min(slim[i], *(way.tensor_parallel for way in template.row))
+        return _Arms(crews, rate, delay, usage, owners, blocks, slim, sites)
 
 
 class FleetSearch:
@@ -92,18 +103,28 @@ class FleetSearch:
         self.templates = Templates(costs)
         self.batch = costs.global_batch_size
         self.limits = np.array([site.num_gpus for site in costs.sites])
+        self._price = np.array([s.dollars_per_gpu_hour / 3600 for s in costs.sites])
         self._shared: dict[tuple[tuple[int, int], ...], float] = {}
+        self._ways = {
+            (way.site, way.tensor_parallel, way.microbatch_size, way.recompute): way
+            for way in costs.ways
+        }
 
     def best(self) -> Found | None:
         """The best fleet found; None when nothing fits."""
-        sets = self._candidate_sets()
-        found = [f for crews in sets if (f := self.work_out(crews)) is not None]
-        found = [f for f in found if f.value(self.goal) < inf]
+        found = [
+            f
+            for crews in self._candidate_sets()
+            if (f := self.work_out(crews)) is not None and f.value(self.goal) < inf
+        ]
         if not found:
             return None
-        found.sort(key=lambda f: (f.value(self.goal), f.seconds))
+        found.sort(key=self._rank)
         improved = [self._improve(f) for f in found[:IMPROVED]]
-        return min(improved, key=lambda f: (f.value(self.goal), f.seconds))
+        return min(improved, key=self._rank)
+
+    def _rank(self, found: Found) -> tuple[float, float]:
+        return found.value(self.goal), found.seconds
 
     # Sets of crews, by arrays.
 
@@ -111,57 +132,60 @@ class FleetSearch:
         """The most promising sets, at most EXACT of them."""
         num_sites = len(self.costs.sites)
         alone = [self._site_arms(site) for site in range(num_sites)]
-        ranked: list[tuple[FloatArray, list[tuple[int, ...]], list[_Arms]]] = []
-        pools: list[list[_Arms]] = [[arms] for arms in alone if arms.crews]
-        if num_sites > 1:
+        pools = [arms for arms in alone if arms.crews]
+        if len(pools) > 1:
+            beam = pools[0]
+            for pool in pools[1:]:
+                beam = self._pairs(beam, pool)
             mixed = self._mixed_arms()
-            beam = self._beam([arms for arms in alone if arms.crews])
-            pools.append([beam])
-            if mixed.crews:
-                pools.append([mixed])
-                pools.append([self._with_rest(mixed, alone)])
-        scored: list[tuple[float, tuple[tuple[Template, int], ...]]] = []
-        for (arms,) in pools:
+            rest = mixed
+            for pool in alone:
+                if pool.crews and rest.crews:
+                    rest = self._pairs(rest, pool)
+            pools += [beam, mixed, rest]
+        scored: list[tuple[float, int, tuple[tuple[Template, int], ...]]] = []
+        for arms in pools:
             value = self._score(arms)
             for i in np.argsort(value, kind="stable")[:EXACT].tolist():
                 if value[i] < inf:
-                    scored.append((float(value[i]), arms.crews[i]))
-        del ranked
-        scored.sort(key=lambda entry: entry[0])
-        return [crews for _, crews in scored[:EXACT]]
+                    scored.append((float(value[i]), len(scored), arms.crews[i]))
+        scored.sort(key=lambda entry: entry[:2])
+        return [crews for _, _, crews in scored[:EXACT]]
 
     def _score(self, arms: _Arms) -> FloatArray:
-        """A guess of the goal for each arm as a whole fleet."""
-        usable = (arms.rate > 0) & (arms.usage <= self.limits[:, None]).all(axis=0)
-        rate = np.where(usable, arms.rate, 1.0)
-        seconds = (self.batch + arms.delay) / rate + self._guess(arms)
-        value = seconds
-        if self.goal.dollars:
-            price = np.array([s.dollars_per_gpu_hour / 3600 for s in self.costs.sites])
-            value = (price[:, None] * arms.usage).sum(axis=0) * seconds
-        # A guess may be off by a few per cent: a limit is applied with that much leniency.
-        usable &= seconds <= self.goal.max_seconds * 1.1
+        """A guess of the goal for each set as a whole fleet."""
+        if not arms.crews:
+            return np.zeros(0)
+        seconds = self._seconds(
+            arms.rate, arms.delay, arms.owners, arms.blocks, arms.slim, arms.sites
+        )
+        usable = (arms.usage <= self.limits[:, None]).all(axis=0)
+        return self._value(seconds, (self._price[:, None] * arms.usage).sum(axis=0), usable)
+
+    def _value(
+        self, seconds: FloatArray, price: FloatArray, usable: npt.NDArray[np.bool_]
+    ) -> FloatArray:
+        value = price * seconds if self.goal.dollars else seconds
+        # A guess may be off by some per cent: limits are applied with that much leniency.
+        usable = usable & (seconds <= self.goal.max_seconds * 1.1)
+        usable &= price * seconds <= self.goal.max_dollars * 1.1
         return np.where(usable, value, inf)
 
-    def _guess(self, arms: _Arms) -> FloatArray:
-        """The reduction of the arm's slimmest, deepest crew: exact for a few, scaled for the rest."""
-        guess = np.zeros(len(arms.crews))
-        cache: dict[tuple[object, ...], float] = {}
-        for i, crews in enumerate(arms.crews):
-            most = max(max(t.counts) for t, _ in crews)
-            slim = min(way.tensor_parallel for t, _ in crews for way in t.row)
-            sites = tuple(sorted({way.site for t, _ in crews for way in t.row}))
-            owners = sum(n for _, n in crews)
-            bucket = 1 << max(0, owners.bit_length() - 1)
-            key = (most, slim, sites, bucket)
-            if key not in cache:
-                cache[key] = self._shared_seconds(crews)
-            guess[i] = cache[key]
-        return guess
+    def _seconds(
+        self, rate: FloatArray, delay: FloatArray, owners: IntArray, blocks: IntArray,
+        slim: IntArray, sites: IntArray,
+    ) -> FloatArray:  # fmt: skip
+        seconds = (self.batch + delay) / rate
+        for mask in np.unique(sites).tolist():
+            members = tuple(s for s in range(len(self.limits)) if mask >> s & 1)
+            here = sites == mask
+            share = blocks[here] / slim[here]
+            seconds[here] += self.costs.ring_guess(share, owners[here], sites=members)
+        return seconds
 
     def _site_arms(self, site: int) -> _Arms:
         """Templates of one site, each in several numbers; leftovers filled with a smaller one."""
-        rows = single_site_rows(self.costs, site, deepest=DEEPEST)
+        rows = single_site_rows(self.costs, site, deeper=DEEPER)
         templates = _efficient([t for row in rows if (t := self.templates.of(row)) is not None])
         available = int(self.limits[site])
         crews: list[tuple[tuple[Template, int], ...]] = []
@@ -172,70 +196,52 @@ class FleetSearch:
                 crews.append(((template, count),))
             left = available - most * gpus
             if 0 < left and most:
-                fillers = [t for t in templates if t.usage[site] <= left and t is not template]
-                for filler in sorted(fillers, key=lambda t: t.pipeline.pace / t.microbatch_size)[:2]:
-                    crews.append(((template, most), (filler, left // filler.usage[site])))
+                fillers = [t for t in templates if t.usage[site] <= left]
+                fillers.sort(key=lambda t: t.pipeline.pace / t.microbatch_size / sum(t.usage))
+                for filler in fillers[:2]:
+                    if filler is not template:
+                        crews.append(((template, most), (filler, left // filler.usage[site])))
         return _Arms.of(crews, len(self.costs.sites))
 
     def _numbers(self, most: int) -> tuple[int, ...]:
-        if most < 1:
-            return ()
-        if self.goal.dollars and most <= 512:
-            return tuple(range(1, most + 1))
-        wanted = {most, most - 1, most - 2, most * 7 // 8, most * 3 // 4, most // 2}
+        """How many replicas of a template to look at, when ``most`` fit."""
+        if self.goal.dollars:
+            step = max(1, most // 48)
+            return tuple(range(most, 0, -step))
+        wanted = {most, most - 1, most * 7 // 8, most * 3 // 4, most // 2}
         return tuple(sorted(n for n in wanted if n >= 1))
 
     def _mixed_arms(self) -> _Arms:
         crews: list[tuple[tuple[Template, int], ...]] = []
-        for row in mixed_rows(self.costs, deepest=DEEPEST_MIX, keep=3):
+        for row in mixed_rows(self.costs, deepest=DEEPEST_MIX, keep=MIXES):
             template = self.templates.of(row)
-            if template is None:
-                continue
-            most = min(
-                int(self.limits[site]) // gpus for site, gpus in enumerate(template.usage) if gpus
-            )
-            most = min(most, self.batch // template.microbatch_size)
-            for count in self._numbers(most)[-4:]:
-                crews.append(((template, count),))
+            if template is not None:
+                most = self._most(template, self.limits)
+                crews += [((template, count),) for count in self._numbers(most)]
         return _Arms.of(crews, len(self.costs.sites))
 
-    def _beam(self, pools: Sequence[_Arms]) -> _Arms:
-        """Sites side by side, one after another, the best sets kept on the way."""
-        if not pools:
-            return _Arms.of([], len(self.costs.sites))
-        beam = pools[0]
-        for pool in pools[1:]:
-            beam = self._pairs(beam, pool, keep=3 * EXACT)
-        return beam
+    def _most(self, template: Template, free: IntArray) -> int:
+        """How many replicas of it fit on so many free GPUs."""
+        fits = min(int(free[site]) // gpus for site, gpus in enumerate(template.usage) if gpus)
+        return min(fits, self.batch // template.microbatch_size)
 
-    def _with_rest(self, mixed: _Arms, alone: Sequence[_Arms]) -> _Arms:
-        """What a mixed crew leaves on each of its sites is used by a crew of that site alone."""
-        sets = mixed
-        for arms in alone:
-            if arms.crews:
-                sets = self._pairs(sets, arms, keep=2 * EXACT, optional=True)
-        return sets
-
-    def _pairs(self, a: _Arms, b: _Arms, *, keep: int, optional: bool = False) -> _Arms:
-        """All sets of one entry of each that fit, the fastest kept. ``optional``: or of ``a``
-        alone."""
-        rate = a.rate[:, None] + b.rate[None, :]
-        delay = a.delay[:, None] + b.delay[None, :]
-        fits = np.ones(rate.shape, dtype=bool)
+    def _pairs(self, a: _Arms, b: _Arms) -> _Arms:
+        """The best of all sets of one entry of each that fit, and the best of ``a`` alone."""
+        fits = np.ones((len(a.crews), len(b.crews)), dtype=bool)
         for site, limit in enumerate(self.limits.tolist()):
             fits &= a.usage[site][:, None] + b.usage[site][None, :] <= limit
-        seconds = np.where(fits, (self.batch + delay) / rate, inf)
-        # A crew whose pipeline does not even fill in that time is of no use in the set.
-        flat = seconds.ravel()
-        order = np.argpartition(flat, min(keep, flat.size - 1))[:keep]
-        chosen = [
-            a.crews[i] + b.crews[j]
-            for i, j in zip(*np.unravel_index(order, rate.shape), strict=True)
-            if seconds[i, j] < inf
-        ]
-        if optional:
-            alone = np.argsort((self.batch + a.delay) / a.rate, kind="stable")[: keep // 4]
-            chosen += [a.crews[i] for i in alone.tolist()]
+        i, j = np.nonzero(fits)
+        seconds = self._seconds(
+            a.rate[i] + b.rate[j], a.delay[i] + b.delay[j], a.owners[i] + b.owners[j],
+            np.maximum(a.blocks[i], b.blocks[j]), np.minimum(a.slim[i], b.slim[j]),
+            a.sites[i] | b.sites[j],
+        )  # fmt: skip
+        price = self._price @ (a.usage[:, i] + b.usage[:, j])
+        value = self._value(seconds, price, np.ones(len(i), dtype=bool))
+        order = np.argsort(value, kind="stable")[: 2 * EXACT].tolist()
+        chosen = [a.crews[i[k]] + b.crews[j[k]] for k in order if value[k] < inf]
+        alone = np.argsort(self._score(a), kind="stable")[: EXACT // 2].tolist()
+        chosen += [a.crews[k] for k in alone]
         return _Arms.of(chosen, len(self.costs.sites))
 
     # Exactly.
@@ -266,42 +272,92 @@ class FleetSearch:
         return self._shared[key]
 
     def _improve(self, found: Found) -> Found:
-        """Small moves as long as one helps: a block from one stage to another, a replica more or
-        less."""
+        """Small moves as long as one helps, the best move of all each time."""
         best = found
         for _ in range(ROUNDS):
-            better = None
+            better = best
             for crews in self._neighbours(best):
                 other = self.work_out(crews)
-                if other is not None and other.value(self.goal) < (better or best).value(
-                    self.goal
-                ) * (1 - 1e-9):
+                if other is not None and other.value(self.goal) < better.value(self.goal) * (
+                    1 - 1e-9
+                ):
                     better = other
-            if better is None:
-                return best
+            if better is best:
+                break
             best = better
         return best
 
     def _neighbours(self, found: Found) -> Iterable[list[tuple[Template, int]]]:
+        """A replica more or less; a block from one stage to another; a crew's microbatch size or a
+        stage's degree halved or doubled; one stage more or less; a crew dropped; what is left over
+        used."""
         crews = [(crew.template, crew.count) for crew in found.fleet]
-        free = self.limits - sum(
-            count * np.array(template.usage) for template, count in crews
-        )
+        usage = sum(count * np.array(template.usage) for template, count in crews)
         for c, (template, count) in enumerate(crews):
-            for change in (-1, 1):
-                fits = (np.array(template.usage) <= free).all() if change > 0 else count > 1
-                if fits:
-                    yield [*crews[:c], (template, count + change), *crews[c + 1 :]]
-            stages = range(len(template.counts))
-            for a in stages:
-                for b in stages:
-                    if a != b and template.counts[a] > 1:
-                        counts = list(template.counts)
-                        counts[a] -= 1
-                        counts[b] += 1
-                        moved = self.templates.with_counts(template.row, tuple(counts))
-                        if moved is not None:
-                            yield [*crews[:c], (moved, count), *crews[c + 1 :]]
+            others = [*crews[:c], *crews[c + 1 :]]
+            free = self.limits - usage + count * np.array(template.usage)
+            most = self._most(template, free)
+            for number in {count - 1, count + 1, most}:
+                if 1 <= number <= most and number != count:
+                    yield [*others, (template, number)]
+            if others:
+                yield others
+            for changed in self._changed(template):
+                most = self._most(changed, free)
+                for number in {min(count, most), most}:
+                    if number >= 1:
+                        yield [*others, (changed, number)]
+        free = self.limits - usage
+        for way in self.costs.ways:
+            if free[way.site] >= way.tensor_parallel and len(crews) < 4:
+                for num_stages in range(1, int(free[way.site]) // way.tensor_parallel + 1):
+                    template_or_none = self.templates.of((way,) * num_stages)
+                    if template_or_none is not None:
+                        most = self._most(template_or_none, free)
+                        yield [*crews, (template_or_none, most)]
+                        break
+
+    def _changed(self, template: Template) -> Iterable[Template]:
+        """Templates one step away."""
+        row, counts = template.row, template.counts
+        stages = range(len(row))
+        for a in stages:
+            if counts[a] == 1:
+                continue
+            for b in stages:
+                if a != b:
+                    moved = list(counts)
+                    moved[a] -= 1
+                    moved[b] += 1
+                    changed = self.templates.with_counts(row, tuple(moved))
+                    if changed is not None:
+                        yield changed
+        rows = [
+            tuple(self._way(way, size=size) for way in row)
+            for size in (template.microbatch_size * 2, template.microbatch_size // 2)
+        ]
+        for s in stages:
+            if s and row[s] is row[s - 1]:
+                continue  # equal neighbours: one of them stands for all
+            for degree in (row[s].tensor_parallel * 2, row[s].tensor_parallel // 2):
+                other = self._way(row[s], degree=degree)
+                rows.append((*row[:s], other, *row[s + 1 :]))
+            rows.append((*row[:s], row[s], *row[s:]))
+            if len(row) > 1:
+                rows.append((*row[:s], *row[s + 1 :]))
+        for changed_row in rows:
+            if all(way is not None for way in changed_row):
+                changed = self.templates.of(tuple(way for way in changed_row if way is not None))
+                if changed is not None:
+                    yield changed
+
+    def _way(self, way: Way, *, size: int | None = None, degree: int | None = None) -> Way | None:
+        """The same site's way with another microbatch size or degree."""
+        key = (
+            way.site, degree or (0 if degree == 0 else way.tensor_parallel),
+            size or (0 if size == 0 else way.microbatch_size), way.recompute,
+        )  # fmt: skip
+        return self._ways.get(key)
 
 
 def _efficient(templates: Sequence[Template]) -> list[Template]:

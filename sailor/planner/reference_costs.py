@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import inf
 
+import numpy as np
+
 from sailor.plan import Plan, Replica, Stage
-from sailor.planner.costs import Crew, Fleet, Row, Site, Template, Way
+from sailor.planner.costs import Fleet, FloatArray, IntArray, Row, Site, Template, Way
 from sailor.planner.reference import (
+    BUCKET_BYTES,
     BYTES,
     CONSTANT_BYTES,
     CONSTANT_BYTES_TENSOR_PARALLEL,
@@ -122,11 +125,9 @@ class ReferenceCosts:
         for layer, present in ((0, stage == 0), (-1, stage == num_stages - 1)):
             if present:
                 left -= STATE_BYTES_PER_PARAMETER * parameters[layer] + alive * kept[layer]
-        # The largest block stands for all: the bound stays one-sided.
-        each = max(
-            STATE_BYTES_PER_PARAMETER * p + alive * k
-            for p, k in zip(parameters[1:-1], kept[1:-1], strict=True)
-        )
+        each = STATE_BYTES_PER_PARAMETER * parameters[2] + alive * kept[2]
+        if stage == 0:  # block 1, the first stage's, is profiled a little apart from the others
+            left -= STATE_BYTES_PER_PARAMETER * parameters[1] + alive * kept[1] - each
         return max(0, min(self.num_blocks, int(left // each)))
 
     def shared_seconds(self, crews: Sequence[tuple[Template, int]]) -> float:
@@ -193,6 +194,21 @@ class ReferenceCosts:
             self.network.fit(a, gpu, 1, b, other_gpu, 1) for a in zones for b in other_zones
         ]
 
+    def ring_guess(
+        self, shares: FloatArray, owners: IntArray, *, sites: tuple[int, ...]
+    ) -> FloatArray:
+        block_bytes = self.model.parameters[1][2] * BYTES
+        num_bytes = np.maximum(shares * block_bytes, 1.0)
+        owners = np.maximum(owners, 2)
+        message = np.minimum(num_bytes, BUCKET_BYTES) / owners
+        u = np.log2(message / 1e6)
+        slowest = np.full(u.shape, inf)
+        for site in sites:
+            for a, b, c in self._within(site):
+                slowest = np.minimum(slowest, a * u * u + b * u + c)
+        rate = np.maximum(slowest, 0.05)
+        return 2 * (owners - 1) / owners * num_bytes / 1e9 / rate
+
     def step_dollars(self, fleet: Fleet, *, seconds: float) -> float:
         rent = sum(
             crew.count * gpus * self.sites[site].dollars_per_gpu_hour / 3600
@@ -202,8 +218,40 @@ class ReferenceCosts:
         return rent * seconds + self._egress(fleet)
 
     def _egress(self, fleet: Fleet) -> float:
-        """An upper estimate: every zone of a site in turn, whatever is used of it."""
-        return 0.0  # exact once zones are dealt out; see plan()
+        """Boundaries between sites, and rings that leave a zone, taken as they will be dealt out
+        but for replicas that straddle two zones."""
+        dollars = 0.0
+        sent = self.model.activations_sent[2] * BYTES / 1e9
+        for crew in fleet:
+            rounds = crew.num_microbatches * crew.template.microbatch_size * crew.count
+            for a, b in zip(crew.template.row, crew.template.row[1:], strict=False):
+                if a.site != b.site:
+                    there, back = self._zone[a.site], self._zone[b.site]
+                    price = self.network.price(there, back) + self.network.price(back, there)
+                    dollars += rounds * sent * price
+        zones = {
+            zone
+            for crew in fleet
+            for site, gpus in enumerate(crew.template.usage)
+            if gpus
+            for zone in self._zones_needed(site, gpus * crew.count)
+        }
+        if len(zones) > 1:
+            around = sorted(zones)
+            price = sum(
+                self.network.price(a, b)
+                for a, b in zip(around, around[1:] + around[:1], strict=True)
+            )
+            dollars += price * 2 * self._prefix[1][-1] * BYTES / 1e9
+        return dollars
+
+    def _zones_needed(self, site: int, gpus: int) -> list[str]:
+        needed = []
+        for zone, count in self._places[site][1].items():
+            if gpus > 0:
+                needed.append(zone)
+            gpus -= count
+        return needed
 
     def plan(self, fleet: Fleet) -> Plan:
         """The fleet with a zone for every stage, replicas one zone after another."""
@@ -285,5 +333,3 @@ def _take(zones: Mapping[str, int], gpus: int) -> str:
             return zone
     raise ValueError(f"no zone has {gpus} GPUs left")
 
-
-__all__ = ["Crew", "ReferenceCosts", "exact_batch"]

@@ -6,14 +6,19 @@ are ranked first by a bound that splits blocks like water.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import permutations
+from math import inf
 
 import numpy as np
+import numpy.typing as npt
 
 from sailor.planner.costs import Costs, Row, Template, Way
 from sailor.planner.partition import best_cut
 from sailor.planner.timing import PipelineSeconds
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 MANY = 1_000  # microbatches: the cut for a long step, where the pace is what counts
 
@@ -23,16 +28,18 @@ class Templates:
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self._made: dict[tuple[tuple[int, ...], int], Template | None] = {}
+        self._cuts: dict[tuple[tuple[int, ...], int], Template | None] = {}
+        # One object for each template, alive as long as the search: others key by identity.
+        self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], Template] = {}
         self._most: dict[tuple[int, int, int], int] = {}
         self._sends: dict[tuple[int, ...], tuple[float, ...]] = {}
 
     def of(self, row: Row, *, num_microbatches: int = MANY) -> Template | None:
         """The row with its best cut; None when memory leaves none."""
         key = (tuple(way.index for way in row), num_microbatches)
-        if key not in self._made:
-            self._made[key] = self._cut(row, num_microbatches)
-        return self._made[key]
+        if key not in self._cuts:
+            self._cuts[key] = self._cut(row, num_microbatches)
+        return self._cuts[key]
 
     def with_counts(self, row: Row, counts: tuple[int, ...]) -> Template | None:
         """The row with a given cut; None when memory forbids it."""
@@ -54,6 +61,12 @@ class Templates:
         return None if counts is None else self._template(row, counts)
 
     def _template(self, row: Row, counts: tuple[int, ...]) -> Template:
+        key = (tuple(way.index for way in row), counts)
+        if key not in self._made:
+            self._made[key] = self._timed(row, counts)
+        return self._made[key]
+
+    def _timed(self, row: Row, counts: tuple[int, ...]) -> Template:
         extra = self._extra(row)
         busy = [n * way.block + e for n, way, e in zip(counts, row, extra, strict=True)]
         usage = [0] * len(self.costs.sites)
@@ -78,65 +91,96 @@ class Templates:
         return self._most[key]
 
 
-def single_site_rows(costs: Costs, site: int, *, deepest: int) -> Iterable[Row]:
-    """Equal stages on one site, every depth that its GPUs allow."""
+def single_site_rows(costs: Costs, site: int, *, deeper: int) -> Iterable[Row]:
+    """Equal stages on one site: from the shallowest depth that memory allows, ``deeper`` more."""
     for way in costs.ways:
         if way.site != site:
             continue
-        limit = min(deepest, costs.num_blocks, costs.sites[site].num_gpus // way.tensor_parallel)
+        limit = min(costs.num_blocks, costs.sites[site].num_gpus // way.tensor_parallel)
+        shallowest = None
         for num_stages in range(1, limit + 1):
-            yield (way,) * num_stages
+            if shallowest is None and _holds(costs, way, num_stages):
+                shallowest = num_stages
+            if shallowest is not None:
+                if num_stages > shallowest + deeper:
+                    break
+                yield (way,) * num_stages
+
+
+def _holds(costs: Costs, way: Way, num_stages: int) -> bool:
+    """Whether equal stages hold all blocks."""
+    room = 0
+    for stage in range(num_stages):
+        most = costs.most_blocks(way, stage=stage, num_stages=num_stages)
+        if most < 1:
+            return False
+        room += most
+    return room >= costs.num_blocks
 
 
 def mixed_rows(costs: Costs, *, deepest: int, keep: int) -> list[Row]:
-    """Rows over two sites, one site's stages before the other's: for several exchange rates between
-    the sites' GPUs, the rows that work through most blocks per GPU.
+    """Rows over two sites, one site's stages before the other's, the fastest as fleets of their
+    own.
 
-    Bounds only: the water-filled pace, sends of the ends left out.
+    Ranked by estimates: blocks split like water between the sites as far as memory allows, the
+    pipeline as long as its stages are busy, the reduction of an average stage.
     """
-    kept: dict[tuple[int, ...], Row] = {}
-    by_key: dict[tuple[int, int], list[Way]] = {}
+    ranked: list[tuple[float, int, Row]] = []
+    ways: dict[tuple[int, int], list[Way]] = {}
     for way in costs.ways:
-        by_key.setdefault((way.site, way.microbatch_size), []).append(way)
+        ways.setdefault((way.site, way.microbatch_size), []).append(way)
     sizes = sorted({way.microbatch_size for way in costs.ways})
+    depths = np.arange(1, deepest)
+    p, q = (grid.ravel() for grid in np.meshgrid(depths, depths, indexing="ij"))
+    shallow = p + q <= min(deepest, costs.num_blocks)
+    p, q = p[shallow], q[shallow]
+    room = {way.index: _room(costs, way, deepest) for way in costs.ways}
     for a, b in permutations(range(len(costs.sites)), 2):
         for size in sizes:
-            for row in _promising(
-                costs, by_key.get((a, size), []), by_key.get((b, size), []),
-                deepest=deepest, keep=keep,
-            ):  # fmt: skip
-                kept.setdefault(tuple(way.index for way in row), row)
-    return list(kept.values())
+            for x in ways.get((a, size), []):
+                for y in ways.get((b, size), []):
+                    seconds = _mixed_seconds(costs, x, y, p, q, room[x.index], room[y.index])
+                    for i in np.argsort(seconds, kind="stable")[:4].tolist():
+                        if seconds[i] < inf:
+                            row = (x,) * int(p[i]) + (y,) * int(q[i])
+                            ranked.append((float(seconds[i]), len(ranked), row))
+    ranked.sort(key=lambda entry: entry[:2])
+    return [row for _, _, row in ranked[:keep]]
 
 
-def _promising(
-    costs: Costs, first: Sequence[Way], second: Sequence[Way], *, deepest: int, keep: int
-) -> list[Row]:
-    entries = [
-        (x, p, y, q)
-        for x in first
-        for y in second
-        for p in range(1, deepest)
-        for q in range(1, deepest + 1 - p)
-        if p * x.tensor_parallel <= costs.sites[x.site].num_gpus
-        and q * y.tensor_parallel <= costs.sites[y.site].num_gpus
-        and p + q <= costs.num_blocks
+def _room(costs: Costs, way: Way, deepest: int) -> FloatArray:
+    """Entry n: blocks that n stages hold with 1, 2, ... n microbatches alive. Ends left out."""
+    each = [
+        costs.most_blocks(way, stage=1, num_stages=alive + 1) for alive in range(1, deepest + 1)
     ]
-    if not entries:
-        return []
-    table = np.array(
-        [
-            (x.block, x.first, p, x.tensor_parallel, y.block, y.last, q, y.tensor_parallel)
-            for x, p, y, q in entries
-        ]
+    return np.concatenate([[0.0], np.cumsum(each)])
+
+
+def _mixed_seconds(
+    costs: Costs, x: Way, y: Way, p: IntArray, q: IntArray, room_x: FloatArray, room_y: FloatArray
+) -> FloatArray:
+    """Estimated step of a fleet of rows with p stages of x and then q of y, for many p and q."""
+    sites = costs.sites
+    count = np.minimum(
+        sites[x.site].num_gpus // (p * x.tensor_parallel),
+        sites[y.site].num_gpus // (q * y.tensor_parallel),
     )
-    block_x, ends_x, p, tp_x, block_y, ends_y, q, tp_y = table.T
-    speed = p / block_x + q / block_y
-    pace = (costs.num_blocks + ends_x / block_x + ends_y / block_y) / speed
-    chosen: dict[int, None] = {}
-    for rate in (0.1, 0.25, 0.5, 1.0, 2.0, 4.0):
-        worth = 1.0 / (pace * (p * tp_x + rate * q * tp_y))
-        chosen.update(dict.fromkeys(np.argsort(-worth, kind="stable")[:keep].tolist()))
-    return [
-        (entries[i][0],) * entries[i][1] + (entries[i][2],) * entries[i][3] for i in chosen
-    ]
+    count = np.minimum(count, costs.global_batch_size // x.microbatch_size)
+    usable = count > 0
+    count = np.maximum(count, 1)
+    rounds = -(-costs.global_batch_size // (count * x.microbatch_size))
+    sends = costs.sends((x, x, y, y))
+    extra_x, extra_y = x.first + p * sends[1], y.last + q * sends[2]
+    blocks = costs.num_blocks
+    pace = (blocks + extra_x / x.block + extra_y / y.block) / (p / x.block + q / y.block)
+    most_x, most_y = room_x[p + q] - room_x[q], room_y[q]
+    on_x = np.clip((pace * p - extra_x) / x.block, blocks - most_y, most_x)
+    on_y = blocks - on_x
+    usable &= (on_x >= 0.5) & (on_y >= 0.5) & (most_x + most_y >= blocks)
+    pace = np.maximum((on_x * x.block + extra_x) / p, (on_y * y.block + extra_y) / q)
+    fill = on_x * x.block + extra_x + on_y * y.block + extra_y
+    rings = np.maximum(
+        costs.ring_guess(on_x / p / x.tensor_parallel, count, sites=(x.site,)),
+        costs.ring_guess(on_y / q / y.tensor_parallel, count, sites=(y.site,)),
+    )
+    return np.where(usable, fill + (rounds - 1) * pace + rings, inf)
