@@ -21,14 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sailor.planner.costs import Costs, Crew, Fleet, FloatArray, IntArray, Template, Way
-from sailor.planner.templates import Templates, mixed_rows, single_site_rows
+from sailor.planner.templates import Templates, mixed_rows
 
 DEEPER = 6  # stages beyond the fewest that hold the model
 DEEPEST_MIX = 12
 MIXES = 40  # mixed rows that are cut
-EXACT = 160  # sets that are worked out exactly
-IMPROVED = 3  # of those, the ones improved by moves
+ARMS = 120  # crews of one site that are combined with others
+EXACT = 48  # sets that are worked out exactly
+IMPROVED = 1  # of each kind, improved by moves
+MARGIN = 0.05  # a start further behind the best one is given up
 ROUNDS = 20  # of moves
+MOST_CREWS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +108,7 @@ class FleetSearch:
         self.limits = np.array([site.num_gpus for site in costs.sites])
         self._price = np.array([s.dollars_per_gpu_hour / 3600 for s in costs.sites])
         self._shared: dict[tuple[tuple[int, int], ...], float] = {}
+        self._tried: set[frozenset[tuple[int, int]]] = set()
         self._ways = {
             (way.site, way.tensor_parallel, way.microbatch_size, way.recompute): way
             for way in costs.ways
@@ -112,15 +116,16 @@ class FleetSearch:
 
     def best(self) -> Found | None:
         """The best fleet found; None when nothing fits."""
-        found = [
-            f
-            for crews in self._candidate_sets()
-            if (f := self.work_out(crews)) is not None and f.value(self.goal) < inf
-        ]
-        if not found:
+        starts: list[Found] = []
+        for sets in self._candidate_sets():
+            found = [self.work_out(crews) for crews in sets]
+            kept = [f for f in found if f is not None and f.value(self.goal) < inf]
+            # The best of every kind is improved: which kind wins is not known before.
+            starts += sorted(kept, key=self._rank)[:IMPROVED]
+        if not starts:
             return None
-        found.sort(key=self._rank)
-        improved = [self._improve(f) for f in found[:IMPROVED]]
+        bar = min(f.value(self.goal) for f in starts) * (1 + MARGIN)
+        improved = [self._improve(f) for f in starts if f.value(self.goal) <= bar]
         return min(improved, key=self._rank)
 
     def _rank(self, found: Found) -> tuple[float, float]:
@@ -128,21 +133,27 @@ class FleetSearch:
 
     # Sets of crews, by arrays.
 
-    def _candidate_sets(self) -> list[tuple[tuple[Template, int], ...]]:
-        """The most promising sets, at most EXACT of them."""
+    def _candidate_sets(self) -> list[list[tuple[tuple[Template, int], ...]]]:
+        """The most promising sets of each kind: one site alone, sites side by side, pipelines over
+        two sites, and those with the rest of the GPUs used too."""
         num_sites = len(self.costs.sites)
         alone = [self._site_arms(site) for site in range(num_sites)]
         pools = [arms for arms in alone if arms.crews]
+        kinds = [pools]
         if len(pools) > 1:
             beam = pools[0]
             for pool in pools[1:]:
                 beam = self._pairs(beam, pool)
             mixed = self._mixed_arms()
             rest = mixed
-            for pool in alone:
-                if pool.crews and rest.crews:
+            for pool in pools:
+                if rest.crews:
                     rest = self._pairs(rest, pool)
-            pools += [beam, mixed, rest]
+            kinds += [[beam], [mixed], [rest]]
+        return [self._best_of(kind) for kind in kinds]
+
+    def _best_of(self, pools: Sequence[_Arms]) -> list[tuple[tuple[Template, int], ...]]:
+        """At most EXACT sets of some pools, best first by the guess."""
         scored: list[tuple[float, int, tuple[tuple[Template, int], ...]]] = []
         for arms in pools:
             value = self._score(arms)
@@ -176,7 +187,7 @@ class FleetSearch:
         slim: IntArray, sites: IntArray,
     ) -> FloatArray:  # fmt: skip
         seconds = (self.batch + delay) / rate
-        for mask in np.unique(sites).tolist():
+        for mask in np.flatnonzero(np.bincount(sites)).tolist():
             members = tuple(s for s in range(len(self.limits)) if mask >> s & 1)
             here = sites == mask
             share = blocks[here] / slim[here]
@@ -184,32 +195,57 @@ class FleetSearch:
         return seconds
 
     def _site_arms(self, site: int) -> _Arms:
-        """Templates of one site, each in several numbers; leftovers filled with a smaller one."""
-        rows = single_site_rows(self.costs, site, deeper=DEEPER)
+        """Crews of one site: every template in every number at once, the best ARMS of them; and
+        leftovers filled with a smaller one."""
+        rows = self.templates.single_site_rows(site, deeper=DEEPER)
         templates = _efficient([t for row in rows if (t := self.templates.of(row)) is not None])
-        available = int(self.limits[site])
-        crews: list[tuple[tuple[Template, int], ...]] = []
-        for template in templates:
-            gpus = template.usage[site]
-            most = min(available // gpus, self.batch // template.microbatch_size)
-            for count in self._numbers(most):
-                crews.append(((template, count),))
-            left = available - most * gpus
-            if 0 < left and most:
-                fillers = [t for t in templates if t.usage[site] <= left]
-                fillers.sort(key=lambda t: t.pipeline.pace / t.microbatch_size / sum(t.usage))
-                for filler in fillers[:2]:
-                    if filler is not template:
-                        crews.append(((template, most), (filler, left // filler.usage[site])))
-        return _Arms.of(crews, len(self.costs.sites))
+        num_sites = len(self.costs.sites)
+        if not templates:
+            return _Arms.of([], num_sites)
+        most = [self._most(template, self.limits) for template in templates]
+        index = np.repeat(np.arange(len(templates)), [len(self._numbers(n)) for n in most])
+        counts = np.array([n for limit in most for n in self._numbers(limit)], dtype=np.int64)
+        chosen = self._best_counts(templates, site, index, counts)
+        crews: list[tuple[tuple[Template, int], ...]] = [
+            ((templates[index[k]], int(counts[k])),) for k in chosen
+        ]
+        fillers = sorted(templates, key=lambda t: t.pipeline.pace / t.microbatch_size * sum(t.usage))
+        for k in chosen[: ARMS // 4]:
+            template, count = templates[index[k]], int(counts[k])
+            left = int(self.limits[site]) - count * template.usage[site]
+            fitting = [t for t in fillers if t.usage[site] <= left and t is not template][:2]
+            crews += [((template, count), (t, left // t.usage[site])) for t in fitting]
+        return _Arms.of(crews, num_sites)
+
+    def _best_counts(
+        self, templates: Sequence[Template], site: int, index: IntArray, counts: IntArray
+    ) -> list[int]:
+        """The entries worth keeping, half by the goal as fleets of their own, half by what each GPU
+        does."""
+        size = np.array([t.microbatch_size for t in templates])[index]
+        fill = np.array([t.pipeline.fill for t in templates])[index]
+        pace = np.array([t.pipeline.pace for t in templates])[index]
+        gpus = np.array([t.usage[site] for t in templates])[index] * counts
+        blocks = np.array([max(t.counts) for t in templates])[index]
+        slim = np.array([t.row[0].tensor_parallel for t in templates])[index]
+        rounds = -(-self.batch // (counts * size))
+        seconds = fill + (rounds - 1) * pace
+        seconds += self.costs.ring_guess(blocks / slim, counts, sites=(site,))
+        value = self._value(seconds, self._price[site] * gpus, np.ones(len(gpus), dtype=bool))
+        chosen = dict.fromkeys(np.argsort(value, kind="stable")[: ARMS // 2].tolist())
+        for k in np.argsort(gpus * seconds, kind="stable").tolist():
+            if len(chosen) >= ARMS:
+                break
+            chosen.setdefault(k)
+        return list(chosen)
 
     def _numbers(self, most: int) -> tuple[int, ...]:
-        """How many replicas of a template to look at, when ``most`` fit."""
-        if self.goal.dollars:
-            step = max(1, most // 48)
-            return tuple(range(most, 0, -step))
-        wanted = {most, most - 1, most * 7 // 8, most * 3 // 4, most // 2}
-        return tuple(sorted(n for n in wanted if n >= 1))
+        """How many replicas of a template to look at, when ``most`` fit: all, or if those are too
+        many, all of the largest and ever fewer below."""
+        if most <= 64:
+            return tuple(range(1, most + 1))
+        low = {round(most * 0.93**step) for step in range(8, 60)}
+        return tuple(sorted({n for n in low if n >= 1} | set(range(most - 16, most + 1))))
 
     def _mixed_arms(self) -> _Arms:
         crews: list[tuple[tuple[Template, int], ...]] = []
@@ -217,7 +253,8 @@ class FleetSearch:
             template = self.templates.of(row)
             if template is not None:
                 most = self._most(template, self.limits)
-                crews += [((template, count),) for count in self._numbers(most)]
+                wanted = {most, most - 1, most * 7 // 8, most * 3 // 4, most // 2}
+                crews += [((template, count),) for count in sorted(wanted) if count >= 1]
         return _Arms.of(crews, len(self.costs.sites))
 
     def _most(self, template: Template, free: IntArray) -> int:
@@ -249,8 +286,6 @@ class FleetSearch:
     def work_out(self, crews: Sequence[tuple[Template, int]]) -> Found | None:
         """Whole microbatches for each crew, and the step that follows."""
         shares = share_crews(crews, batch=self.batch)
-        if shares is None:
-            return None
         used = [
             (template, count) for (template, count), n in zip(crews, shares, strict=True) if n
         ]
@@ -272,50 +307,64 @@ class FleetSearch:
         return self._shared[key]
 
     def _improve(self, found: Found) -> Found:
-        """Small moves as long as one helps, the best move of all each time."""
+        """Small moves as long as one helps, the best move of all each time: first of numbers alone,
+        which are few, then of everything."""
         best = found
-        for _ in range(ROUNDS):
-            better = best
-            for crews in self._neighbours(best):
-                other = self.work_out(crews)
-                if other is not None and other.value(self.goal) < better.value(self.goal) * (
-                    1 - 1e-9
-                ):
-                    better = other
-            if better is best:
-                break
-            best = better
+        for moves in (self._recounted, self._neighbours):
+            for _ in range(ROUNDS):
+                better = best
+                for crews in moves(best):
+                    key = frozenset((id(template), count) for template, count in crews)
+                    if key in self._tried:
+                        continue
+                    self._tried.add(key)
+                    other = self.work_out(crews)
+                    if other is not None and other.value(self.goal) < better.value(self.goal) * (
+                        1 - 1e-9
+                    ):
+                        better = other
+                if better is best:
+                    break
+                best = better
         return best
+
+    def _recounted(self, found: Found) -> Iterable[list[tuple[Template, int]]]:
+        """Some replicas more or less of one crew."""
+        crews = [(crew.template, crew.count) for crew in found.fleet]
+        usage = sum(count * np.array(template.usage) for template, count in crews)
+        for c, (template, count) in enumerate(crews):
+            others = [*crews[:c], *crews[c + 1 :]]
+            most = self._most(template, self.limits - usage + count * np.array(template.usage))
+            for number in {count - 4, count - 1, count + 1, count + 4, most}:
+                if 1 <= number <= most and number != count:
+                    yield [*others, (template, number)]
+            if others:
+                yield others
 
     def _neighbours(self, found: Found) -> Iterable[list[tuple[Template, int]]]:
         """A replica more or less; a block from one stage to another; a crew's microbatch size or a
         stage's degree halved or doubled; one stage more or less; a crew dropped; what is left over
         used."""
+        yield from self._recounted(found)
         crews = [(crew.template, crew.count) for crew in found.fleet]
         usage = sum(count * np.array(template.usage) for template, count in crews)
         for c, (template, count) in enumerate(crews):
             others = [*crews[:c], *crews[c + 1 :]]
             free = self.limits - usage + count * np.array(template.usage)
-            most = self._most(template, free)
-            for number in {count - 1, count + 1, most}:
-                if 1 <= number <= most and number != count:
-                    yield [*others, (template, number)]
-            if others:
-                yield others
             for changed in self._changed(template):
                 most = self._most(changed, free)
                 for number in {min(count, most), most}:
                     if number >= 1:
                         yield [*others, (changed, number)]
+        if len(crews) >= MOST_CREWS:
+            return
         free = self.limits - usage
         for way in self.costs.ways:
-            if free[way.site] >= way.tensor_parallel and len(crews) < 4:
-                for num_stages in range(1, int(free[way.site]) // way.tensor_parallel + 1):
-                    template_or_none = self.templates.of((way,) * num_stages)
-                    if template_or_none is not None:
-                        most = self._most(template_or_none, free)
-                        yield [*crews, (template_or_none, most)]
-                        break
+            depth = self.templates.shallowest(way)
+            if depth and free[way.site] >= depth * way.tensor_parallel:
+                template = self.templates.of((way,) * depth)
+                if template is not None:
+                    yield [*crews, (template, self._most(template, free))]
 
     def _changed(self, template: Template) -> Iterable[Template]:
         """Templates one step away."""
@@ -371,41 +420,32 @@ def _efficient(templates: Sequence[Template]) -> list[Template]:
     return [template for template in templates if per_gpu(template) >= bar]
 
 
-def share_crews(
-    crews: Sequence[tuple[Template, int]], *, batch: int
-) -> tuple[int, ...] | None:
-    """Most microbatches of each crew's replicas, at the least step that holds the batch.
+def share_crews(crews: Sequence[tuple[Template, int]], *, batch: int) -> tuple[int, ...]:
+    """Most microbatches of each crew's replicas, at the least step that holds the batch. Exact.
 
-    0 for a crew that is too slow to be of use. None when there are more replicas than samples.
+    0 for a crew that is too slow to be of use.
     """
     pipelines = [template.pipeline for template, _ in crews]
     sizes = [count * template.microbatch_size for template, count in crews]
-    low = min(p.fill for p in pipelines)
-    high = min(
-        p.seconds(-(-batch // size)) for p, size in zip(pipelines, sizes, strict=True)
-    )
-    for _ in range(40):
-        if high - low <= 1e-7 * high:
-            break
-        middle = (low + high) / 2
-        held = sum(
-            size * p.microbatches_within(middle) for p, size in zip(pipelines, sizes, strict=True)
-        )
-        if held >= batch:
-            high = middle
-        else:
-            low = middle
-    shares = [p.microbatches_within(high) for p in pipelines]
-    # Whole rounds nobody needs: take them from whoever finishes last.
+    useful = list(range(len(crews)))
     while True:
-        held = sum(size * n for size, n in zip(sizes, shares, strict=True))
-        spare = [
-            i
-            for i, n in enumerate(shares)
-            if n and held - sizes[i] >= batch
-        ]
-        if not spare:
+        rate = sum(sizes[i] / pipelines[i].pace for i in useful)
+        delay = sum(sizes[i] * (pipelines[i].fill / pipelines[i].pace - 1) for i in useful)
+        seconds = (batch + delay) / rate
+        late = [i for i in useful if pipelines[i].fill > seconds]
+        if not late or len(useful) == 1:
             break
-        last = max(spare, key=lambda i: pipelines[i].seconds(shares[i]))
-        shares[last] -= 1
+        # Whoever has not even filled by then lends nothing; the slowest such goes first.
+        useful.remove(max(late, key=lambda i: pipelines[i].fill))
+    # The time for shares like water is a lower bound; from there whole rounds, first come first.
+    shares = [0] * len(crews)
+    for i in useful:
+        shares[i] = pipelines[i].microbatches_within(seconds)
+    held = sum(size * share for size, share in zip(sizes, shares, strict=True))
+    while held < batch:
+        soonest = min(
+            range(len(crews)), key=lambda i: pipelines[i].seconds(shares[i] + 1)
+        )
+        shares[soonest] += 1
+        held += sizes[soonest]
     return tuple(shares)

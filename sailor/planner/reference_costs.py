@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import permutations
 from math import inf
 
 import numpy as np
@@ -45,7 +46,15 @@ class ReferenceCosts:
         for (gpu, zone), count in scenario.resources.items():
             if count > 0 and gpu in MEMORY_GB:
                 regions.setdefault((gpu, zone.rpartition("-")[0]), {})[zone] = count
-        self._places = list(regions.items())
+        orders: dict[str, list[str]] = {}
+        for _, region in regions:
+            gpus = [gpu for gpu, name in regions if name == region]
+            zones = list(dict.fromkeys(z for g in gpus for z in regions[g, region]))
+            orders[region] = self._order(gpus, zones)
+        self._places = [
+            ((gpu, region), {zone: zones[zone] for zone in orders[region] if zone in zones})
+            for (gpu, region), zones in regions.items()
+        ]
         self.sites = tuple(
             Site(
                 name=f"{gpu} in {region}", gpu=gpu, num_gpus=sum(zones.values()),
@@ -53,11 +62,30 @@ class ReferenceCosts:
             )  # fmt: skip
             for (gpu, region), zones in self._places
         )
-        self._zone = [next(iter(zones)) for _, zones in self._places]
         self._all_reduce: dict[tuple[object, ...], float] = {}
         self._prefix = {
             degree: _sums(values) for degree, values in self.model.parameters.items()
         }
+
+    def _order(self, gpus: list[str], zones: list[str]) -> list[str]:
+        """The zones of a region in the order that gives rings their fastest slowest neighbours:
+        bandwidths differ by direction."""
+        if len(zones) > 6:  # too many orders to look at: take them as they come
+            return zones
+
+        def slowest(order: tuple[str, ...]) -> float:
+            return sum(
+                max(
+                    (
+                        send_seconds(self.network.fit(a, gpu, 1, b, gpu, 1), 10e6)
+                        for a, b in zip(order, order[1:], strict=False)
+                    ),
+                    default=0.0,
+                )
+                for gpu in gpus
+            )
+
+        return list(min(permutations(zones), key=slowest))
 
     @property
     def num_blocks(self) -> int:
@@ -108,12 +136,20 @@ class ReferenceCosts:
                 seconds.append(forward + backward)
         return tuple(seconds)
 
+    @lru_cache(maxsize=4096)  # noqa: B019  # lives as long as the search that asks
     def _send(self, a: Way, b: Way, num_bytes: float) -> float:
-        fit = self.network.fit(
-            self._zone[a.site], self.sites[a.site].gpu, a.tensor_parallel,
-            self._zone[b.site], self.sites[b.site].gpu, b.tensor_parallel,
-        )  # fmt: skip
-        return send_seconds(fit, num_bytes)
+        """Within a zone where both sites have one in common, over the slowest such zone."""
+        here, there = self._places[a.site][1], self._places[b.site][1]
+        pairs = [(zone, zone) for zone in here if zone in there]
+        pairs = pairs or [(x, y) for x in here for y in there]
+        gpus = self.sites[a.site].gpu, self.sites[b.site].gpu
+        return max(
+            send_seconds(
+                self.network.fit(x, gpus[0], a.tensor_parallel, y, gpus[1], b.tensor_parallel),
+                num_bytes,
+            )
+            for x, y in pairs
+        )
 
     def most_blocks(self, way: Way, *, stage: int, num_stages: int) -> int:
         degree, size = way.tensor_parallel, way.microbatch_size
@@ -148,51 +184,62 @@ class ReferenceCosts:
         edges = sorted({edge for cut in bounds for edge in cut})
         totals = [[0.0] * len(template.row) for template, _ in crews]
         at = [0] * len(crews)
+        needed = self._zones_used(crews)
+        prefix = self._prefix[1]
         for start, stop in zip(edges, edges[1:], strict=False):
             for c, cut in enumerate(bounds):
                 while cut[at[c] + 1] <= start:
                     at[c] += 1
             holders = [template.row[at[c]] for c, (template, _) in enumerate(crews)]
-            sharing = min(4, *(way.tensor_parallel for way in holders)) if holders else 1
-            prefix = self._prefix[1]
+            sharing = min(4, *(way.tensor_parallel for way in holders))
             num_bytes = (prefix[stop] - prefix[start]) * BYTES / sharing
-            sites = tuple(
-                (way.site, count > 1) for way, (_, count) in zip(holders, crews, strict=True)
-            )
-            seconds = self._ring(sites, num_bytes, owners)
+            ring = tuple((way.site, needed[way.site]) for way in holders)
+            seconds = self._ring(ring, num_bytes, owners)
             for c in range(len(crews)):
                 totals[c][at[c]] += seconds
         return max(max(row) for row in totals)
 
-    def _ring(self, sites: tuple[tuple[int, bool], ...], num_bytes: float, owners: int) -> float:
-        """Slowest neighbour pair of a ring that visits crew after crew, zone after zone."""
-        if min(num_bytes, 500e6) / owners < LEAST_BYTES:
+    def _zones_used(self, crews: Sequence[tuple[Template, int]]) -> list[int]:
+        """How many zones of each site the crews spread over, zone after zone."""
+        used = [0] * len(self.sites)
+        for template, count in crews:
+            for site, gpus in enumerate(template.usage):
+                used[site] += gpus * count
+        return [len(self._zones_needed(site, gpus)) for site, gpus in enumerate(used)]
+
+    def _ring(self, ring: tuple[tuple[int, int], ...], num_bytes: float, owners: int) -> float:
+        """Slowest neighbour pair of a ring that visits crew after crew, zone after zone; each
+        entry is a crew's site and how many of its zones are used."""
+        if min(num_bytes, BUCKET_BYTES) / owners < LEAST_BYTES:
             return inf
-        key = (sites, num_bytes, owners)
+        key = (ring, num_bytes, owners)
         if key not in self._all_reduce:
-            fits = set()
-            for (site, several), (other, _) in zip(sites, (*sites[1:], sites[-1]), strict=True):
-                if several:
-                    fits.update(self._within(site))
-                if site != other:
-                    fits.update(self._across(site, other))
             self._all_reduce[key] = max(
-                (all_reduce_seconds(fit, num_bytes, owners) for fit in fits), default=0.0
+                all_reduce_seconds(fit, num_bytes, owners) for fit in self._ring_fits(ring)
             )
         return self._all_reduce[key]
 
-    def _within(self, site: int) -> list[tuple[float, float, float]]:
-        (gpu, _), zones = self._places[site]
-        names = list(zones)
-        pairs = [(z, z) for z in names] + list(zip(names, names[1:], strict=False))
-        return [self.network.fit(a, gpu, 1, b, gpu, 1) for a, b in pairs]
-
-    def _across(self, site: int, other: int) -> list[tuple[float, float, float]]:
-        (gpu, _), zones = self._places[site]
-        (other_gpu, _), other_zones = self._places[other]
-        return [
-            self.network.fit(a, gpu, 1, b, other_gpu, 1) for a in zones for b in other_zones
-        ]
+    @lru_cache(maxsize=1024)  # noqa: B019  # lives as long as the search that asks
+    def _ring_fits(
+        self, ring: tuple[tuple[int, int], ...]
+    ) -> tuple[tuple[float, float, float], ...]:
+        """Every neighbour pair that a ring over these sites may have."""
+        fits = set()
+        for site, num_zones in dict.fromkeys(ring):
+            (gpu, _), zones = self._places[site]
+            names = list(zones)[:num_zones]
+            pairs = [(zone, zone) for zone in names] + list(zip(names, names[1:], strict=False))
+            fits.update(self.network.fit(a, gpu, 1, b, gpu, 1) for a, b in pairs)
+        for (site, num_zones), (other, num_others) in zip(ring, ring[1:], strict=False):
+            if site != other:
+                (gpu, _), zones = self._places[site]
+                (other_gpu, _), others = self._places[other]
+                fits.update(
+                    self.network.fit(a, gpu, 1, b, other_gpu, 1)
+                    for a in list(zones)[:num_zones]
+                    for b in list(others)[:num_others]
+                )
+        return tuple(sorted(fits))
 
     def ring_guess(
         self, shares: FloatArray, owners: IntArray, *, sites: tuple[int, ...]
@@ -203,9 +250,9 @@ class ReferenceCosts:
         message = np.minimum(num_bytes, BUCKET_BYTES) / owners
         u = np.log2(message / 1e6)
         slowest = np.full(u.shape, inf)
-        for site in sites:
-            for a, b, c in self._within(site):
-                slowest = np.minimum(slowest, a * u * u + b * u + c)
+        ring = tuple((site, len(self._places[site][1])) for site in sites)
+        for a, b, c in self._ring_fits(ring):
+            slowest = np.minimum(slowest, a * u * u + b * u + c)
         rate = np.maximum(slowest, 0.05)
         return 2 * (owners - 1) / owners * num_bytes / 1e9 / rate
 
@@ -226,7 +273,8 @@ class ReferenceCosts:
             rounds = crew.num_microbatches * crew.template.microbatch_size * crew.count
             for a, b in zip(crew.template.row, crew.template.row[1:], strict=False):
                 if a.site != b.site:
-                    there, back = self._zone[a.site], self._zone[b.site]
+                    there = next(iter(self._places[a.site][1]))
+                    back = next(iter(self._places[b.site][1]))
                     price = self.network.price(there, back) + self.network.price(back, there)
                     dollars += rounds * sent * price
         zones = {
@@ -257,12 +305,16 @@ class ReferenceCosts:
         """The fleet with a zone for every stage, replicas one zone after another."""
         left = [dict(zones) for _, zones in self._places]
         replicas: list[Replica] = []
+        places = [list(zones) for _, zones in self._places]
         for crew in fleet:
+            seated: list[Replica] = []
             bounds = _bounds(crew.template.counts, self.model.num_layers)
             for _ in range(crew.count):
                 stages = []
+                together = _common_zone(crew.template, left)
                 for s, way in enumerate(crew.template.row):
-                    zone = _take(left[way.site], way.tensor_parallel)
+                    zone = together or _first_zone(left[way.site], way.tensor_parallel)
+                    left[way.site][zone] -= way.tensor_parallel
                     gpu = self.sites[way.site].gpu
                     stages.append(
                         Stage(
@@ -271,12 +323,21 @@ class ReferenceCosts:
                             tensor_parallel=way.tensor_parallel,
                         )  # fmt: skip
                     )
-                replicas.append(
+                seated.append(
                     Replica(
                         stages=tuple(stages), num_microbatches=crew.num_microbatches,
                         microbatch_size=crew.template.microbatch_size,
                     )  # fmt: skip
                 )
+            # A replica over two zones stands between those of the one and of the other.
+            row = crew.template.row
+            seated.sort(
+                key=lambda replica: [
+                    places[way.site].index(stage.zone)
+                    for way, stage in zip(row, replica.stages, strict=True)
+                ]
+            )
+            replicas += seated
         return Plan(
             model=self.model.name,
             sequence_length=self.model.sequence_length,
@@ -325,11 +386,17 @@ def _sums(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(sums)
 
 
-def _take(zones: Mapping[str, int], gpus: int) -> str:
-    """The first zone with enough left, and what is left of it."""
+def _common_zone(template: Template, left: Sequence[dict[str, int]]) -> str | None:
+    """A zone that holds a whole replica, if there is one."""
+    needed = [site for site, gpus in enumerate(template.usage) if gpus]
+    for zone in left[needed[0]]:
+        if all(left[site].get(zone, 0) >= template.usage[site] for site in needed):
+            return zone
+    return None
+
+
+def _first_zone(zones: Mapping[str, int], gpus: int) -> str:
     for zone, left in zones.items():
         if left >= gpus:
-            zones[zone] = left - gpus  # type: ignore[index]
             return zone
     raise ValueError(f"no zone has {gpus} GPUs left")
-

@@ -31,6 +31,7 @@ class Templates:
         self._cuts: dict[tuple[tuple[int, ...], int], Template | None] = {}
         # One object for each template, alive as long as the search: others key by identity.
         self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], Template] = {}
+        self._shallowest: dict[int, int] = {}
         self._most: dict[tuple[int, int, int], int] = {}
         self._sends: dict[tuple[int, ...], tuple[float, ...]] = {}
 
@@ -47,6 +48,30 @@ class Templates:
         if any(n < 1 or n > self._room(row[s], s, num_stages) for s, n in enumerate(counts)):
             return None
         return self._template(row, counts)
+
+    def single_site_rows(self, site: int, *, deeper: int) -> Iterable[Row]:
+        """Equal stages on one site: from the fewest that hold the model, ``deeper`` more."""
+        for way in self.costs.ways:
+            depth = self.shallowest(way) if way.site == site else 0
+            if depth:
+                limit = min(self._deepest(way), depth + deeper)
+                for num_stages in range(depth, limit + 1):
+                    yield (way,) * num_stages
+
+    def shallowest(self, way: Way) -> int:
+        """The fewest equal stages that hold all blocks; 0 when no number does."""
+        if way.index not in self._shallowest:
+            fitting = (n for n in range(1, self._deepest(way) + 1) if self._holds(way, n))
+            self._shallowest[way.index] = next(fitting, 0)
+        return self._shallowest[way.index]
+
+    def _deepest(self, way: Way) -> int:
+        gpus = self.costs.sites[way.site].num_gpus
+        return min(self.costs.num_blocks, gpus // way.tensor_parallel)
+
+    def _holds(self, way: Way, num_stages: int) -> bool:
+        rooms = [self._room(way, stage, num_stages) for stage in range(num_stages)]
+        return min(rooms) >= 1 and sum(rooms) >= self.costs.num_blocks
 
     def _cut(self, row: Row, num_microbatches: int) -> Template | None:
         num_stages = len(row)
@@ -89,33 +114,6 @@ class Templates:
         if key not in self._most:
             self._most[key] = self.costs.most_blocks(way, stage=stage, num_stages=num_stages)
         return self._most[key]
-
-
-def single_site_rows(costs: Costs, site: int, *, deeper: int) -> Iterable[Row]:
-    """Equal stages on one site: from the shallowest depth that memory allows, ``deeper`` more."""
-    for way in costs.ways:
-        if way.site != site:
-            continue
-        limit = min(costs.num_blocks, costs.sites[site].num_gpus // way.tensor_parallel)
-        shallowest = None
-        for num_stages in range(1, limit + 1):
-            if shallowest is None and _holds(costs, way, num_stages):
-                shallowest = num_stages
-            if shallowest is not None:
-                if num_stages > shallowest + deeper:
-                    break
-                yield (way,) * num_stages
-
-
-def _holds(costs: Costs, way: Way, num_stages: int) -> bool:
-    """Whether equal stages hold all blocks."""
-    room = 0
-    for stage in range(num_stages):
-        most = costs.most_blocks(way, stage=stage, num_stages=num_stages)
-        if most < 1:
-            return False
-        room += most
-    return room >= costs.num_blocks
 
 
 def mixed_rows(costs: Costs, *, deepest: int, keep: int) -> list[Row]:
@@ -169,8 +167,8 @@ def _mixed_seconds(
     usable = count > 0
     count = np.maximum(count, 1)
     rounds = -(-costs.global_batch_size // (count * x.microbatch_size))
-    sends = costs.sends((x, x, y, y))
-    extra_x, extra_y = x.first + p * sends[1], y.last + q * sends[2]
+    sends_x, sends_y = _sends(costs, x, y, p, q)
+    extra_x, extra_y = x.first + sends_x, y.last + sends_y
     blocks = costs.num_blocks
     pace = (blocks + extra_x / x.block + extra_y / y.block) / (p / x.block + q / y.block)
     most_x, most_y = room_x[p + q] - room_x[q], room_y[q]
@@ -184,3 +182,18 @@ def _mixed_seconds(
         costs.ring_guess(on_y / q / y.tensor_parallel, count, sites=(y.site,)),
     )
     return np.where(usable, fill + (rounds - 1) * pace + rings, inf)
+
+
+def _sends(costs: Costs, x: Way, y: Way, p: IntArray, q: IntArray) -> tuple[FloatArray, FloatArray]:
+    """What the stages of x and of y together spend on sending: looked up for short rows, further
+    stages of a long one send as much as a middle one."""
+    short: dict[tuple[int, int], tuple[float, float]] = {}
+    for a in (1, 2, 3):
+        for b in (1, 2, 3):
+            sends = costs.sends((x,) * a + (y,) * b)
+            short[a, b] = (sum(sends[:a]), sum(sends[a:]))
+    inner = costs.sends((x, x, x, y, y, y))
+    table = np.array([[short[a, b] for b in (1, 2, 3)] for a in (1, 2, 3)])
+    near = table[np.minimum(p, 3) - 1, np.minimum(q, 3) - 1]
+    more_x, more_y = np.maximum(p - 3, 0) * inner[1], np.maximum(q - 3, 0) * inner[4]
+    return near[:, 0] + more_x, near[:, 1] + more_y
