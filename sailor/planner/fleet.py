@@ -1,4 +1,4 @@
-"""Which pipelines to seat, how many of each, on given GPUs of several kinds. The core of the search.
+"""Which pipelines to seat on GPUs of several kinds, and how many of each: the core of the search.
 
 Replicas need not be alike: a fleet is a few crews, each some copies of one template, with shares of
 the batch in proportion to their speed. For a step of T seconds a replica is worth the microbatches
@@ -209,7 +209,9 @@ class FleetSearch:
         crews: list[tuple[tuple[Template, int], ...]] = [
             ((templates[index[k]], int(counts[k])),) for k in chosen
         ]
-        fillers = sorted(templates, key=lambda t: t.pipeline.pace / t.microbatch_size * sum(t.usage))
+        fillers = sorted(
+            templates, key=lambda t: t.pipeline.pace / t.microbatch_size * sum(t.usage)
+        )
         for k in chosen[: ARMS // 4]:
             template, count = templates[index[k]], int(counts[k])
             left = int(self.limits[site]) - count * template.usage[site]
@@ -286,9 +288,7 @@ class FleetSearch:
     def work_out(self, crews: Sequence[tuple[Template, int]]) -> Found | None:
         """Whole microbatches for each crew, and the step that follows."""
         shares = share_crews(crews, batch=self.batch)
-        used = [
-            (template, count) for (template, count), n in zip(crews, shares, strict=True) if n
-        ]
+        used = [(template, count) for (template, count), n in zip(crews, shares, strict=True) if n]
         fleet = tuple(
             Crew(template, count, n)
             for (template, count), n in zip(crews, shares, strict=True)
@@ -411,6 +411,7 @@ class FleetSearch:
 
 def _efficient(templates: Sequence[Template]) -> list[Template]:
     """Without those that waste over half of their GPUs, or are beaten in everything."""
+
     def per_gpu(template: Template) -> float:
         return template.microbatch_size / template.pipeline.pace / sum(template.usage)
 
@@ -443,9 +444,7 @@ def share_crews(crews: Sequence[tuple[Template, int]], *, batch: int) -> tuple[i
         shares[i] = pipelines[i].microbatches_within(seconds)
     held = sum(size * share for size, share in zip(sizes, shares, strict=True))
     while held < batch:
-        soonest = min(
-            range(len(crews)), key=lambda i: pipelines[i].seconds(shares[i] + 1)
-        )
+        soonest = min(range(len(crews)), key=lambda i: pipelines[i].seconds(shares[i] + 1))
         shares[soonest] += 1
         held += sizes[soonest]
     return tuple(shares)

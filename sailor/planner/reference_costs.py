@@ -34,13 +34,14 @@ LEAST_BYTES = 64_000
 TENSOR_PARALLEL = (1, 2, 4)  # what the published planner tries, and its machines hold
 
 
+_Ring = tuple[tuple[int, tuple[str, ...]], ...]
+
+
 class ReferenceCosts:
     """Costs of one scenario. Layer 0 goes with the first stage, the last layer with the last one;
     the layers between are the blocks."""
 
-    def __init__(
-        self, model: ArtifactModel, network: ArtifactNetwork, scenario: Scenario
-    ) -> None:
+    def __init__(self, model: ArtifactModel, network: ArtifactNetwork, scenario: Scenario) -> None:
         self.model, self.network, self.scenario = model, network, scenario
         regions: dict[tuple[str, str], dict[str, int]] = {}
         for (gpu, zone), count in scenario.resources.items():
@@ -57,15 +58,15 @@ class ReferenceCosts:
         ]
         self.sites = tuple(
             Site(
-                name=f"{gpu} in {region}", gpu=gpu, num_gpus=sum(zones.values()),
+                name=f"{gpu} in {region}",
+                gpu=gpu,
+                num_gpus=sum(zones.values()),
                 dollars_per_gpu_hour=DOLLARS_PER_HOUR.get(gpu, 0.0),
             )  # fmt: skip
             for (gpu, region), zones in self._places
         )
         self._all_reduce: dict[tuple[object, ...], float] = {}
-        self._prefix = {
-            degree: _sums(values) for degree, values in self.model.parameters.items()
-        }
+        self._prefix = {degree: _sums(values) for degree, values in self.model.parameters.items()}
 
     def _order(self, gpus: list[str], zones: list[str]) -> list[str]:
         """The zones of a region in the order that gives rings their fastest slowest neighbours:
@@ -110,9 +111,14 @@ class ReferenceCosts:
                 odd = sum(times[1:-1]) - (len(times) - 2) * block
                 found.append(
                     Way(
-                        index=len(found), site=index, tensor_parallel=degree,
-                        microbatch_size=size, recompute=False,
-                        block=block, first=times[0] + odd, last=times[-1],
+                        index=len(found),
+                        site=index,
+                        tensor_parallel=degree,
+                        microbatch_size=size,
+                        recompute=False,
+                        block=block,
+                        first=times[0] + odd,
+                        last=times[-1],
                     )  # fmt: skip
                 )
         return tuple(found)
@@ -184,7 +190,7 @@ class ReferenceCosts:
         edges = sorted({edge for cut in bounds for edge in cut})
         totals = [[0.0] * len(template.row) for template, _ in crews]
         at = [0] * len(crews)
-        needed = self._zones_used(crews)
+        zones = self._spread(crews)
         prefix = self._prefix[1]
         for start, stop in zip(edges, edges[1:], strict=False):
             for c, cut in enumerate(bounds):
@@ -193,23 +199,49 @@ class ReferenceCosts:
             holders = [template.row[at[c]] for c, (template, _) in enumerate(crews)]
             sharing = min(4, *(way.tensor_parallel for way in holders))
             num_bytes = (prefix[stop] - prefix[start]) * BYTES / sharing
-            ring = tuple((way.site, needed[way.site]) for way in holders)
+            ring = tuple((way.site, zones[way.site]) for way in holders)
             seconds = self._ring(ring, num_bytes, owners)
             for c in range(len(crews)):
                 totals[c][at[c]] += seconds
         return max(max(row) for row in totals)
 
-    def _zones_used(self, crews: Sequence[tuple[Template, int]]) -> list[int]:
-        """How many zones of each site the crews spread over, zone after zone."""
+    def _spread(self, crews: Sequence[tuple[Template, int]]) -> tuple[tuple[str, ...], ...]:
+        """The zones of each site that the crews use: one zone for all if one is large enough, the
+        one with the fastest ring; else zone after zone."""
         used = [0] * len(self.sites)
         for template, count in crews:
             for site, gpus in enumerate(template.usage):
                 used[site] += gpus * count
-        return [len(self._zones_needed(site, gpus)) for site, gpus in enumerate(used)]
+        return self._spread_of(tuple(used))
 
-    def _ring(self, ring: tuple[tuple[int, int], ...], num_bytes: float, owners: int) -> float:
+    @lru_cache(maxsize=4096)  # noqa: B019  # lives as long as the search that asks
+    def _spread_of(self, used: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
+        needed = [site for site, gpus in enumerate(used) if gpus]
+        roomy = [
+            zone
+            for zone in self._places[needed[0]][1]
+            if all(self._places[site][1].get(zone, 0) >= used[site] for site in needed)
+        ]
+        if roomy:
+            zone = min(roomy, key=lambda z: sum(self._slowness(site, z) for site in needed))
+            return tuple((zone,) if gpus else () for gpus in used)
+        return tuple(self._first_zones(site, gpus) for site, gpus in enumerate(used))
+
+    def _slowness(self, site: int, zone: str) -> float:
+        gpu = self.sites[site].gpu
+        return send_seconds(self.network.fit(zone, gpu, 1, zone, gpu, 1), 10e6)
+
+    def _first_zones(self, site: int, gpus: int) -> tuple[str, ...]:
+        needed = []
+        for zone, count in self._places[site][1].items():
+            if gpus > 0:
+                needed.append(zone)
+            gpus -= count
+        return tuple(needed)
+
+    def _ring(self, ring: _Ring, num_bytes: float, owners: int) -> float:
         """Slowest neighbour pair of a ring that visits crew after crew, zone after zone; each
-        entry is a crew's site and how many of its zones are used."""
+        entry is a crew's site and the zones used there."""
         if min(num_bytes, BUCKET_BYTES) / owners < LEAST_BYTES:
             return inf
         key = (ring, num_bytes, owners)
@@ -220,24 +252,18 @@ class ReferenceCosts:
         return self._all_reduce[key]
 
     @lru_cache(maxsize=1024)  # noqa: B019  # lives as long as the search that asks
-    def _ring_fits(
-        self, ring: tuple[tuple[int, int], ...]
-    ) -> tuple[tuple[float, float, float], ...]:
+    def _ring_fits(self, ring: _Ring) -> tuple[tuple[float, float, float], ...]:
         """Every neighbour pair that a ring over these sites may have."""
         fits = set()
-        for site, num_zones in dict.fromkeys(ring):
-            (gpu, _), zones = self._places[site]
-            names = list(zones)[:num_zones]
-            pairs = [(zone, zone) for zone in names] + list(zip(names, names[1:], strict=False))
+        for site, zones in dict.fromkeys(ring):
+            gpu = self.sites[site].gpu
+            pairs = [(zone, zone) for zone in zones] + list(zip(zones, zones[1:], strict=False))
             fits.update(self.network.fit(a, gpu, 1, b, gpu, 1) for a, b in pairs)
-        for (site, num_zones), (other, num_others) in zip(ring, ring[1:], strict=False):
+        for (site, zones), (other, others) in zip(ring, ring[1:], strict=False):
             if site != other:
-                (gpu, _), zones = self._places[site]
-                (other_gpu, _), others = self._places[other]
+                gpus = self.sites[site].gpu, self.sites[other].gpu
                 fits.update(
-                    self.network.fit(a, gpu, 1, b, other_gpu, 1)
-                    for a in list(zones)[:num_zones]
-                    for b in list(others)[:num_others]
+                    self.network.fit(a, gpus[0], 1, b, gpus[1], 1) for a in zones for b in others
                 )
         return tuple(sorted(fits))
 
@@ -250,7 +276,7 @@ class ReferenceCosts:
         message = np.minimum(num_bytes, BUCKET_BYTES) / owners
         u = np.log2(message / 1e6)
         slowest = np.full(u.shape, inf)
-        ring = tuple((site, len(self._places[site][1])) for site in sites)
+        ring = tuple((site, tuple(self._places[site][1])) for site in sites)
         for a, b, c in self._ring_fits(ring):
             slowest = np.minimum(slowest, a * u * u + b * u + c)
         rate = np.maximum(slowest, 0.05)
@@ -277,13 +303,8 @@ class ReferenceCosts:
                     back = next(iter(self._places[b.site][1]))
                     price = self.network.price(there, back) + self.network.price(back, there)
                     dollars += rounds * sent * price
-        zones = {
-            zone
-            for crew in fleet
-            for site, gpus in enumerate(crew.template.usage)
-            if gpus
-            for zone in self._zones_needed(site, gpus * crew.count)
-        }
+        spread = self._spread([(crew.template, crew.count) for crew in fleet])
+        zones = {zone for used in spread for zone in used}
         if len(zones) > 1:
             around = sorted(zones)
             price = sum(
@@ -293,19 +314,14 @@ class ReferenceCosts:
             dollars += price * 2 * self._prefix[1][-1] * BYTES / 1e9
         return dollars
 
-    def _zones_needed(self, site: int, gpus: int) -> list[str]:
-        needed = []
-        for zone, count in self._places[site][1].items():
-            if gpus > 0:
-                needed.append(zone)
-            gpus -= count
-        return needed
-
     def plan(self, fleet: Fleet) -> Plan:
         """The fleet with a zone for every stage, replicas one zone after another."""
-        left = [dict(zones) for _, zones in self._places]
+        places = self._spread([(crew.template, crew.count) for crew in fleet])
+        left = [
+            {zone: self._places[site][1][zone] for zone in zones}
+            for site, zones in enumerate(places)
+        ]
         replicas: list[Replica] = []
-        places = [list(zones) for _, zones in self._places]
         for crew in fleet:
             seated: list[Replica] = []
             bounds = _bounds(crew.template.counts, self.model.num_layers)
@@ -318,14 +334,17 @@ class ReferenceCosts:
                     gpu = self.sites[way.site].gpu
                     stages.append(
                         Stage(
-                            layers=range(bounds[s], bounds[s + 1]), gpu=gpu,
-                            machine_type=f"{gpu}x{way.tensor_parallel}", zone=zone,
+                            layers=range(bounds[s], bounds[s + 1]),
+                            gpu=gpu,
+                            machine_type=f"{gpu}x{way.tensor_parallel}",
+                            zone=zone,
                             tensor_parallel=way.tensor_parallel,
                         )  # fmt: skip
                     )
                 seated.append(
                     Replica(
-                        stages=tuple(stages), num_microbatches=crew.num_microbatches,
+                        stages=tuple(stages),
+                        num_microbatches=crew.num_microbatches,
                         microbatch_size=crew.template.microbatch_size,
                     )  # fmt: skip
                 )
