@@ -121,7 +121,7 @@ def evaluate(plan: Plan, *, model: ArtifactModel, network: ArtifactNetwork) -> R
 def stage_peak_bytes(
     model: ArtifactModel, stage: Stage, *, stage_index: int, num_stages: int, microbatch_size: int
 ) -> float:
-    """Peak of one stage without the constant; microbatches in flight are not capped."""
+    """Peak of one stage without the constant. The batch does not cap microbatches in flight."""
     degree = stage.tensor_parallel
     state = STATE_BYTES_PER_PARAMETER * sum(model.parameters[degree][i] for i in stage.layers)
     kept = sum(model.activations_kept[degree][i] for i in stage.layers)
@@ -129,12 +129,27 @@ def stage_peak_bytes(
 
 
 def _cut_alike(plan: Plan) -> list[list[Replica]]:
-    """Replicas by their cut and microbatch size: what the artifact calls a pipeline."""
+    """Replicas by their cut and microbatch size: what the artifact calls a pipeline.
+
+    Its replicas take equal shares (one more or less here, to keep the batch exact). Replicas cut
+    alike whose shares differ by more are pipelines of their own, by the GPUs they stand on.
+    """
     groups: dict[tuple[object, ...], list[Replica]] = {}
     for replica in plan.replicas:
         key = (replica.microbatch_size, *(stage.layers for stage in replica.stages))
         groups.setdefault(key, []).append(replica)
-    return list(groups.values())
+    found = []
+    for group in groups.values():
+        shares = [replica.num_microbatches for replica in group]
+        if max(shares) - min(shares) <= 1:
+            found.append(group)
+            continue
+        kinds: dict[tuple[object, ...], list[Replica]] = {}
+        for replica in group:
+            row = tuple((stage.gpu, stage.tensor_parallel) for stage in replica.stages)
+            kinds.setdefault(row, []).append(replica)
+        found += kinds.values()
+    return found
 
 
 def pipeline_seconds(

@@ -1,0 +1,199 @@
+"""Pipelines worth seating: every depth on one site, and the promising mixes of two sites.
+
+A row of stages is cut exactly (partition.py) once it looks promising. Mixed rows are many, so they
+are ranked first by a bound that splits blocks like water.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import permutations
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from sailor.planner.costs import Costs, Row, Template, Way
+from sailor.planner.partition import best_cut
+from sailor.planner.timing import PipelineSeconds
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+MANY = 1_000  # microbatches: the cut for a long step, where the pace is what counts
+
+
+class Templates:
+    """Makes templates and remembers them."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self._cuts: dict[tuple[tuple[int, ...], int], Template | None] = {}
+        # One object for each template, alive as long as the search: others key by identity.
+        self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], Template] = {}
+        self._shallowest: dict[int, int] = {}
+        self._most: dict[tuple[int, int, int], int] = {}
+        self._sends: dict[tuple[int, ...], tuple[float, ...]] = {}
+
+    def of(self, row: Row, *, num_microbatches: int = MANY) -> Template | None:
+        """The row with its best cut; None when memory leaves none."""
+        key = (tuple(way.index for way in row), num_microbatches)
+        if key not in self._cuts:
+            self._cuts[key] = self._cut(row, num_microbatches)
+        return self._cuts[key]
+
+    def with_counts(self, row: Row, counts: tuple[int, ...]) -> Template | None:
+        """The row with a given cut; None when memory forbids it."""
+        num_stages = len(row)
+        if any(n < 1 or n > self._room(row[s], s, num_stages) for s, n in enumerate(counts)):
+            return None
+        return self._template(row, counts)
+
+    def single_site_rows(self, site: int, *, deeper: int) -> Iterable[Row]:
+        """Equal stages on one site: from the fewest that hold the model, ``deeper`` more."""
+        for way in self.costs.ways:
+            depth = self.shallowest(way) if way.site == site else 0
+            if depth:
+                limit = min(self._deepest(way), depth + deeper)
+                for num_stages in range(depth, limit + 1):
+                    yield (way,) * num_stages
+
+    def shallowest(self, way: Way) -> int:
+        """The fewest equal stages that hold all blocks; 0 when no number does."""
+        if way.index not in self._shallowest:
+            fitting = (n for n in range(1, self._deepest(way) + 1) if self._holds(way, n))
+            self._shallowest[way.index] = next(fitting, 0)
+        return self._shallowest[way.index]
+
+    def _deepest(self, way: Way) -> int:
+        gpus = self.costs.sites[way.site].num_gpus
+        return min(self.costs.num_blocks, gpus // way.tensor_parallel)
+
+    def _holds(self, way: Way, num_stages: int) -> bool:
+        rooms = [self._room(way, stage, num_stages) for stage in range(num_stages)]
+        return min(rooms) >= 1 and sum(rooms) >= self.costs.num_blocks
+
+    def _cut(self, row: Row, num_microbatches: int) -> Template | None:
+        num_stages = len(row)
+        most = [self._room(way, s, num_stages) for s, way in enumerate(row)]
+        counts = best_cut(
+            self.costs.num_blocks,
+            per_block=[way.block for way in row],
+            extra=self._extra(row),
+            most=most,
+            num_microbatches=num_microbatches,
+        )
+        return None if counts is None else self._template(row, counts)
+
+    def _template(self, row: Row, counts: tuple[int, ...]) -> Template:
+        key = (tuple(way.index for way in row), counts)
+        if key not in self._made:
+            self._made[key] = self._timed(row, counts)
+        return self._made[key]
+
+    def _timed(self, row: Row, counts: tuple[int, ...]) -> Template:
+        extra = self._extra(row)
+        busy = [n * way.block + e for n, way, e in zip(counts, row, extra, strict=True)]
+        usage = [0] * len(self.costs.sites)
+        for way in row:
+            usage[way.site] += way.tensor_parallel
+        return Template(row, counts, PipelineSeconds.of(busy), tuple(usage))
+
+    def _extra(self, row: Row) -> list[float]:
+        key = tuple(way.index for way in row)
+        if key not in self._sends:
+            self._sends[key] = self.costs.sends(row)
+        extra = list(self._sends[key])
+        extra[0] += row[0].first
+        extra[-1] += row[-1].last
+        return extra
+
+    def _room(self, way: Way, stage: int, num_stages: int) -> int:
+        # What a stage holds depends on how many stages follow, and on the ends.
+        key = (way.index, num_stages - stage, (stage == 0) + 2 * (stage == num_stages - 1))
+        if key not in self._most:
+            self._most[key] = self.costs.most_blocks(way, stage=stage, num_stages=num_stages)
+        return self._most[key]
+
+
+def mixed_rows(costs: Costs, *, deepest: int, keep: int) -> list[Row]:
+    """Rows over two sites, one site's stages before the other's, the fastest as fleets of their
+    own.
+
+    Ranked by estimates: blocks split like water between the sites as far as memory allows, the
+    pipeline as long as its stages are busy, the reduction of an average stage.
+    """
+    ranked: list[tuple[float, int, Row]] = []
+    ways: dict[tuple[int, int], list[Way]] = {}
+    for way in costs.ways:
+        ways.setdefault((way.site, way.microbatch_size), []).append(way)
+    sizes = sorted({way.microbatch_size for way in costs.ways})
+    depths = np.arange(1, deepest)
+    p, q = (grid.ravel() for grid in np.meshgrid(depths, depths, indexing="ij"))
+    shallow = p + q <= min(deepest, costs.num_blocks)
+    p, q = p[shallow], q[shallow]
+    room = {way.index: _room(costs, way, deepest) for way in costs.ways}
+    for a, b in permutations(range(len(costs.sites)), 2):
+        for size in sizes:
+            for x in ways.get((a, size), []):
+                for y in ways.get((b, size), []):
+                    seconds = _mixed_seconds(costs, x, y, p, q, room[x.index], room[y.index])
+                    for i in np.argsort(seconds, kind="stable")[:4].tolist():
+                        if seconds[i] < inf:
+                            row = (x,) * int(p[i]) + (y,) * int(q[i])
+                            ranked.append((float(seconds[i]), len(ranked), row))
+    ranked.sort(key=lambda entry: entry[:2])
+    return [row for _, _, row in ranked[:keep]]
+
+
+def _room(costs: Costs, way: Way, deepest: int) -> FloatArray:
+    """Entry n: blocks that n stages hold with 1, 2, ... n microbatches alive. Ends left out."""
+    each = [
+        costs.most_blocks(way, stage=1, num_stages=alive + 1) for alive in range(1, deepest + 1)
+    ]
+    return np.concatenate([[0.0], np.cumsum(each)])
+
+
+def _mixed_seconds(
+    costs: Costs, x: Way, y: Way, p: IntArray, q: IntArray, room_x: FloatArray, room_y: FloatArray
+) -> FloatArray:
+    """Estimated step of a fleet of rows with p stages of x and then q of y, for many p and q."""
+    sites = costs.sites
+    count = np.minimum(
+        sites[x.site].num_gpus // (p * x.tensor_parallel),
+        sites[y.site].num_gpus // (q * y.tensor_parallel),
+    )
+    count = np.minimum(count, costs.global_batch_size // x.microbatch_size)
+    usable = count > 0
+    count = np.maximum(count, 1)
+    rounds = -(-costs.global_batch_size // (count * x.microbatch_size))
+    sends_x, sends_y = _sends(costs, x, y, p, q)
+    extra_x, extra_y = x.first + sends_x, y.last + sends_y
+    blocks = costs.num_blocks
+    pace = (blocks + extra_x / x.block + extra_y / y.block) / (p / x.block + q / y.block)
+    most_x, most_y = room_x[p + q] - room_x[q], room_y[q]
+    on_x = np.clip((pace * p - extra_x) / x.block, blocks - most_y, most_x)
+    on_y = blocks - on_x
+    usable &= (on_x >= 0.5) & (on_y >= 0.5) & (most_x + most_y >= blocks)
+    pace = np.maximum((on_x * x.block + extra_x) / p, (on_y * y.block + extra_y) / q)
+    fill = on_x * x.block + extra_x + on_y * y.block + extra_y
+    rings = np.maximum(
+        costs.ring_guess(on_x / p / x.tensor_parallel, count, sites=(x.site,)),
+        costs.ring_guess(on_y / q / y.tensor_parallel, count, sites=(y.site,)),
+    )
+    return np.where(usable, fill + (rounds - 1) * pace + rings, inf)
+
+
+def _sends(costs: Costs, x: Way, y: Way, p: IntArray, q: IntArray) -> tuple[FloatArray, FloatArray]:
+    """What the stages of x and of y together spend on sending: looked up for short rows, further
+    stages of a long one send as much as a middle one."""
+    short: dict[tuple[int, int], tuple[float, float]] = {}
+    for a in (1, 2, 3):
+        for b in (1, 2, 3):
+            sends = costs.sends((x,) * a + (y,) * b)
+            short[a, b] = (sum(sends[:a]), sum(sends[a:]))
+    inner = costs.sends((x, x, x, y, y, y))
+    table = np.array([[short[a, b] for b in (1, 2, 3)] for a in (1, 2, 3)])
+    near = table[np.minimum(p, 3) - 1, np.minimum(q, 3) - 1]
+    more_x, more_y = np.maximum(p - 3, 0) * inner[1], np.maximum(q - 3, 0) * inner[4]
+    return near[:, 0] + more_x, near[:, 1] + more_y
