@@ -78,7 +78,9 @@ class Arena:
         """Nobody will read or write it any more; its pages wait for the next one."""
         segment.release()
         with self._lock:
-            self._pool[segment.path] = self._sizes[segment.path]
+            size = self._sizes.get(segment.path)
+            if size is not None:  # else all is destroyed already
+                self._pool[segment.path] = size
 
     def destroy(self) -> None:
         """Remove everything. Mappings others hold stay valid for them."""

@@ -342,7 +342,8 @@ async def _receive_into(
 
 async def _next(link: Link) -> Any:
     try:
-        return await asyncio.wait_for(link.receive(), SILENCE_S)
+        async with asyncio.timeout(SILENCE_S):
+            return await link.receive()
     except TimeoutError as error:
         link.abort()
         raise LinkClosed(f"{link.peer}: silent for {SILENCE_S:.0f} s") from error

@@ -18,6 +18,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Coroutine
@@ -42,6 +43,7 @@ from sailor.runtime.worker_link import Grant
 log = logging.getLogger("sailor.runtime.agent")  # also when run as the main module
 
 FIRST_CONTACT_S = 120.0  # how long to look for a controller that has never answered
+LEAVE_S = 10.0  # from the decision to leave to the end of the process, at most
 _DIAL_S = 3.0
 _BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _BUFFERED = 1024  # messages kept for a controller that is away; the oldest go first
@@ -128,6 +130,10 @@ class Agent:
             self.nursery.failed.add_done_callback(self._nursery_failed)
             return await self._leaving
         finally:
+            # Whatever hangs on the way, a machine that is given back must not stay busy.
+            last_resort = threading.Timer(LEAVE_S, os._exit, args=(1,))
+            last_resort.daemon = True
+            last_resort.start()
             self.tenure.close()
             for task in self._tasks:
                 task.cancel()

@@ -244,7 +244,8 @@ class Controller:
 
     async def _serve(self, link: Link) -> None:
         """One agent's connection, from Hello to its end."""
-        hello = await asyncio.wait_for(link.receive(), 10.0)
+        async with asyncio.timeout(10.0):
+            hello = await link.receive()
         if not isinstance(hello, m.Hello):
             log.warning("%s did not say hello, closing", link.peer)
             return

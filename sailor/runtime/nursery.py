@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -239,8 +239,8 @@ class Nursery:
         return child
 
     async def _fork(self, slot: int) -> Child:
-        waiting = asyncio.wait_for(self._imported.wait(), IMPORT_S)
-        await _first(waiting, self.failed)
+        async with asyncio.timeout(IMPORT_S):
+            await _first(self._imported.wait(), self.failed)
         if self._socket is None:
             raise LinkClosed("the zygote has just died")
         self._incarnations[slot] += 1
@@ -255,8 +255,9 @@ class Nursery:
         reader, writer = await asyncio.open_connection(sock=ours)
         link = Link(reader, writer, self._decoder)
         try:
-            number = await asyncio.wait_for(pid, READY_S)
-            ready = await asyncio.wait_for(link.receive(), READY_S)
+            async with asyncio.timeout(READY_S):
+                number = await pid
+                ready = await link.receive()
             if not isinstance(ready, Ready):
                 raise LinkClosed(f"{worker} began with {type(ready).__name__}")
         except BaseException:
@@ -284,7 +285,8 @@ class Nursery:
         if exited is None:
             return "ended with the zygote"
         try:
-            return describe_exit(await asyncio.wait_for(asyncio.shield(exited), _EXIT_S))
+            async with asyncio.timeout(_EXIT_S):
+                return describe_exit(await asyncio.shield(exited))
         except TimeoutError:
             return "closed its connection"
         finally:
@@ -338,11 +340,12 @@ class Nursery:
             self.failed.set_exception(NurseryFailed(repr(error)))
 
 
-async def _first(waiting: Awaitable[Any], failed: asyncio.Future[None]) -> None:
-    """Wait for something unless all is lost before. Raises NurseryFailed, TimeoutError."""
+async def _first(waiting: Coroutine[Any, Any, Any], failed: asyncio.Future[None]) -> None:
+    """Wait for something unless all is lost before. Raises NurseryFailed."""
     task = asyncio.ensure_future(waiting)
-    await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
-    if not task.done():
+    try:
+        await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
         task.cancel()
+    if failed.done():
         failed.result()
-    task.result()

@@ -59,7 +59,9 @@ class Link:
         async with self._lock:
             try:
                 self.writer.write(_LENGTH.pack(len(frame)) + frame)
-                await asyncio.wait_for(self.writer.drain(), SEND_S)
+                # Not wait_for: it swallows a cancellation that comes when the wait is just over.
+                async with asyncio.timeout(SEND_S):
+                    await self.writer.drain()
             except (ConnectionError, TimeoutError, ssl.SSLError, RuntimeError) as error:
                 self.abort()
                 raise LinkClosed(f"{self.peer}: {error!r}") from error
@@ -97,7 +99,8 @@ class Link:
         """Flush and close, waiting a little for the other side."""
         with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):
             self.writer.close()
-            await asyncio.wait_for(self.writer.wait_closed(), 2.0)
+            async with asyncio.timeout(2.0):
+                await self.writer.wait_closed()
 
 
 async def connect(
@@ -110,12 +113,10 @@ async def connect(
 ) -> Link:
     """Connect to a listener of the same run. Raises LinkClosed when it cannot in time."""
     try:
-        reader, writer = await asyncio.wait_for(
-            asyncio.open_connection(
+        async with asyncio.timeout(deadline_s):
+            reader, writer = await asyncio.open_connection(
                 host, port, ssl=identity.client_context(), ssl_handshake_timeout=HANDSHAKE_S
-            ),
-            deadline_s,
-        )
+            )
     except (OSError, ssl.SSLError, TimeoutError) as error:
         raise LinkClosed(f"{host}:{port}: {error!r}") from error
     return Link(reader, writer, decoder)
@@ -131,15 +132,19 @@ async def listen(
 ) -> asyncio.Server:
     """Accept links on ``host``; port 0 picks a free one (``address_of`` tells which).
 
-    ``on_link`` runs as a task per connection; the link is dropped when it returns or raises.
+    ``on_link`` runs as a task per connection; the link is flushed and closed when it returns, and
+    dropped when it raises.
     """
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(reader, writer, decoder)
         try:
             await on_link(link)
+            await link.close()  # what was sent last may still be in our buffer
         except LinkClosed as error:
             log.debug("link ended: %s", error)
+        except asyncio.CancelledError:
+            log.debug("%s: dropped, for we end", link.peer)  # raised, 3.11 would log it as an error
         finally:
             link.abort()
 

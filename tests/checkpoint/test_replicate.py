@@ -209,6 +209,7 @@ def test_more_bytes_than_promised_are_refused(tmp_path: Path) -> None:
             await link.send(Chunk(data=bytes(1000)))
             answer = await link.receive()
             assert "more bytes" in answer.reason
+            link.abort()
             await _until(lambda: b.arena.used_bytes == 0)
 
     asyncio.run(story())

@@ -106,3 +106,30 @@ def test_a_frame_that_is_no_message_closes_only_its_own_link(tmp_path: Path, fra
         return await exchange(identity, 4, port)
 
     assert with_server(identity, scenario) == Beat(generation=4)
+
+
+def test_a_sender_that_is_cancelled_ends_however_busy_it_is(tmp_path: Path):
+    """An agent once lived on for ever: wait_for had swallowed the cancellation of a sender whose
+    message was just through."""
+    identity = create_identity(tmp_path / "id", run="r")
+
+    async def scenario(port):
+        link = await connect("127.0.0.1", port, identity=identity, decoder=TO_AGENT, deadline_s=5)
+
+        async def send_for_ever():
+            while True:
+                await link.send(Heartbeat(node="a" * 20_000, workers=()))
+
+        ended = 0
+        for turns in range(40):
+            sender = asyncio.create_task(send_for_ever())
+            for _ in range(turns % 7 + 1):  # cancelled at every point of its round
+                await asyncio.sleep(0)
+            sender.cancel()
+            await asyncio.wait({sender}, timeout=0.2)
+            ended += sender.done()
+            sender.cancel()
+        link.abort()
+        return ended
+
+    assert with_server(identity, scenario) == 40
