@@ -60,7 +60,8 @@ class Generation:
 class PausePoint:
     """One interruption of training, measured and split (invariant I7). Durations in seconds.
 
-    ``hidden_s`` is preparation that went on while the old generation trained: no part of the pause.
+    ``parked_s`` is a wait for machines. ``hidden_s`` is preparation that went on while the old
+    generation trained: no part of the pause.
     """
 
     t: float  # when it was over
@@ -73,6 +74,7 @@ class PausePoint:
     copy_s: float
     switch_s: float
     first_step_s: float
+    parked_s: float
     hidden_s: float
     total_s: float
     steps_redone: int
@@ -324,7 +326,7 @@ def _pause(event: Event) -> PausePoint:
         name: float(event.get(name) or 0.0)
         for name in (
             "detect_s", "decide_s", "prepare_s", "copy_s", "switch_s", "first_step_s",
-            "hidden_s", "total_s",
+            "parked_s", "hidden_s", "total_s",
         )
     }  # fmt: skip
     return PausePoint(

@@ -102,8 +102,10 @@ def begin_planned(run: Run, at: float, *, cause: str) -> Outcome:
 def begin_unplanned(run: Run, at: float, *, cause: str, silent_s: float = 0.0) -> Outcome:
     """Stand still first; used for losses, for the very start and after parking."""
     generation = run.generation + 1
-    began = run.pause.began_at if run.pause is not None else at - silent_s
-    pause = Pause(cause=cause, planned=False, began_at=began, detect_s=silent_s)
+    run = _timed(run, at)
+    pause = Pause(
+        cause=cause, planned=False, began_at=at - silent_s, booked_at=at, detect_s=silent_s
+    )
     if run.pause is not None:
         pause = replace(run.pause, planned=False, cause=_joined_causes(run.pause.cause, cause))
     commands: list[Command] = []
@@ -166,6 +168,7 @@ def planned(run: Run, event: Planned) -> Outcome:
     if event.layout is None:
         if t.planned:
             return drop(run, why=event.why or "no better plan")
+        run = _timed(run, event.at)
         run = replace(run, phase=Phase.parked, transition=None, parked_at=event.at)
         commands: list[Command] = [record("parked", generation=t.generation, why=event.why)]
         return run, commands
@@ -192,6 +195,7 @@ def answered(run: Run, event: NodePrepared | NodeHalted | NodeSwitched) -> Outco
                     cause=t.cause,
                     planned=True,
                     began_at=event.at,
+                    booked_at=event.at,
                     hidden_s=t.entered_at - t.began_at,
                 )
                 run = replace(run, pause=pause)
@@ -299,28 +303,30 @@ def _enter(
 
 
 def _timed(run: Run, at: float) -> Run:
-    """Book the time spent in the stage that ends now to its part of the pause."""
+    """Book the time up to now to the part of the pause that the present stage belongs to."""
     t, pause = run.transition, run.pause
-    if t is None:
+    if pause is None or (t is not None and run.training):
+        # Planned, and the old generation trains: no pause, or one whose first step is to come.
         return run
-    spent = at - t.entered_at
-    if pause is None:
-        # Planned, and the old generation still trains: not a pause, but worth knowing.
-        return run
-    match t.stage:
-        case Stage.halt if t.planned:
-            pause = replace(pause, decide_s=pause.decide_s + at - pause.began_at)
-        case Stage.halt | Stage.plan | Stage.restore:
-            pause = replace(pause, decide_s=pause.decide_s + spent)
-        case Stage.prepare:
-            pause = replace(pause, prepare_s=pause.prepare_s + spent)
-        case Stage.switch:
-            copy_s = min(t.copy_s, spent)
-            pause = replace(
-                pause,
-                copy_s=pause.copy_s + copy_s,
-                switch_s=pause.switch_s + spent - copy_s,
-            )
+    spent = at - pause.booked_at
+    pause = replace(pause, booked_at=at)
+    if t is None and run.phase is Phase.parked:
+        pause = replace(pause, parked_s=pause.parked_s + spent)
+    elif t is None:  # told to go, and the first step never came
+        pause = replace(pause, switch_s=pause.switch_s + spent)
+    else:
+        match t.stage:
+            case Stage.halt | Stage.plan | Stage.restore:
+                pause = replace(pause, decide_s=pause.decide_s + spent)
+            case Stage.prepare:
+                pause = replace(pause, prepare_s=pause.prepare_s + spent)
+            case Stage.switch:
+                copy_s = min(t.copy_s, spent)
+                pause = replace(
+                    pause,
+                    copy_s=pause.copy_s + copy_s,
+                    switch_s=pause.switch_s + spent - copy_s,
+                )
     return replace(run, pause=pause)
 
 

@@ -234,9 +234,9 @@ def _step_applied(run: Run, event: StepApplied) -> Outcome:
         return run, []
     run = replace(run, step=event.step, restarts=0)
     pause = run.pause
-    if pause is None or not run.training:
+    # While the next change halts at the boundary, the last one's first step may still come in.
+    if pause is None or not (run.training or pause.booked_at <= run.resumed_at):
         return run, []
-    first_step_s = event.at - run.resumed_at
     run = replace(run, pause=None)
     return run, [
         record(
@@ -249,7 +249,8 @@ def _step_applied(run: Run, event: StepApplied) -> Outcome:
             prepare_s=pause.prepare_s,
             copy_s=pause.copy_s,
             switch_s=pause.switch_s,
-            first_step_s=first_step_s,
+            first_step_s=event.at - pause.booked_at,
+            parked_s=pause.parked_s,
             hidden_s=pause.hidden_s,
             total_s=event.at - pause.began_at,
             steps_redone=pause.steps_redone,

@@ -60,17 +60,21 @@ class Node:
 class Pause:
     """One interruption of training, taken apart. Seconds; what is not known yet is 0.
 
-    ``hidden_s`` is the part of a planned change that passed while the old generation trained.
+    Its parts are all of it: everything before ``booked_at`` belongs to one of them, attempts that
+    came to nothing included. ``parked_s`` is the wait for machines. ``hidden_s`` is no part: of a
+    planned change, what passed while the old generation trained.
     """
 
     cause: str
     planned: bool
     began_at: float
+    booked_at: float
     detect_s: float = 0.0
     decide_s: float = 0.0
     prepare_s: float = 0.0
     copy_s: float = 0.0
     switch_s: float = 0.0
+    parked_s: float = 0.0
     hidden_s: float = 0.0
     steps_redone: int = 0
     source: str = ""

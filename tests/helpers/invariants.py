@@ -16,7 +16,7 @@ import xxhash
 from sailor.checkpoint.store import Reader, newest, verify
 from sailor.observe.events import Event
 
-PARTS = ("detect_s", "decide_s", "prepare_s", "copy_s", "switch_s", "first_step_s")
+PARTS = ("detect_s", "decide_s", "prepare_s", "copy_s", "switch_s", "first_step_s", "parked_s")
 # Parts are differences of one clock, added up in another order than the total was.
 ROUNDING_S = 1e-6
 

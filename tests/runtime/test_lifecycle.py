@@ -411,6 +411,77 @@ def test_a_loss_that_explains_a_broken_step_is_what_counts():
     assert commands == []
 
 
+def parts(commands):
+    """The fields of the one pause that was recorded."""
+    (pause,) = [c.fields for c in of_kind(commands, s.Record) if c.kind == "pause"]
+    return pause
+
+
+PARTS = ("detect_s", "decide_s", "prepare_s", "copy_s", "switch_s", "first_step_s", "parked_s")
+
+
+def test_the_parts_of_a_pause_are_all_of_it_whatever_was_tried_in_vain():
+    """A loss during the recovery from another, parking, a first step that never came: the time of
+    attempts that came to nothing once belonged to no part."""
+    run = a_training_run("n0", "n1", "n2", "n3")
+    run, _ = drive(
+        run,
+        s.Lost(at=20, node="n3", cause="killed", silent_s=0.5),
+        s.Lost(at=21, node="n2", cause="killed"),
+        s.NodeHalted(at=22, generation=1, node="n0"),
+        s.NodeHalted(at=23, generation=1, node="n1"),
+        s.Planned(at=25, generation=3, layout=None, why="too few"),
+        s.Joined(at=65, member=a_member("n4"), slots=1),
+    )
+    halting = [s.NodeHalted(at=66, generation=1, node=node) for node in ("n0", "n1", "n4")]
+    layout = layout_on("n0", "n4")
+    going = [
+        s.Planned(at=67, generation=4, layout=layout),
+        *(s.NodePrepared(at=70, generation=4, node=node) for node in layout.nodes),
+        s.Restorable(at=71, generation=4, step=5, redone=0, source="peer"),
+        *(s.NodeSwitched(at=75, generation=4, node=n, copy_s=3) for n in layout.nodes),
+    ]
+    run, commands = drive(run, *halting, *going)
+    assert run.phase is s.Phase.training
+    run, _ = drive(run, s.Lost(at=77, node="n4", cause="killed"))
+    halting = [s.NodeHalted(at=78, generation=4, node=node) for node in ("n0", "n1")]
+    layout = layout_on("n0", "n1")
+    going = [
+        s.Planned(at=79, generation=5, layout=layout),
+        *(s.NodePrepared(at=80, generation=5, node=node) for node in layout.nodes),
+        s.Restorable(at=81, generation=5, step=5, redone=0, source="peer"),
+        *(s.NodeSwitched(at=82, generation=5, node=n, copy_s=1) for n in layout.nodes),
+    ]
+    run, _ = drive(run, *halting, *going)
+    run, commands = drive(run, s.StepApplied(at=84, generation=5, step=6))
+    pause = parts(commands)
+    assert pause["total_s"] == 84 - 19.5 == sum(pause[part] for part in PARTS)
+    assert (pause["detect_s"], pause["parked_s"], pause["first_step_s"]) == (0.5, 40, 2)
+    assert pause["copy_s"] == 4
+
+
+def test_a_first_step_that_comes_in_while_the_next_change_halts_ends_its_pause():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(run, s.Noticed(at=20, node="n1", seconds=60))
+    layout = layout_on("n0")
+    run, _ = drive(
+        run,
+        s.Planned(at=21, generation=2, layout=layout),
+        s.NodePrepared(at=22, generation=2, node="n0"),
+        *(s.NodeHalted(at=23, generation=1, node=node) for node in ("n0", "n1")),
+        s.Restorable(at=24, generation=2, step=7, redone=0, source="peer"),
+        s.NodeSwitched(at=25, generation=2, node="n0", copy_s=1),
+        s.Joined(at=25.1, member=a_member("n2"), slots=1),
+        s.Planned(at=25.2, generation=3, layout=layout_on("n0", "n2")),
+        *(s.NodePrepared(at=25.3, generation=3, node=node) for node in ("n0", "n2")),
+    )
+    run, commands = drive(run, s.StepApplied(at=26, generation=2, step=8))
+    pause = parts(commands)
+    assert (pause["total_s"], pause["first_step_s"]) == (3, 1)
+    run, _ = drive(run, s.NodeHalted(at=26.1, generation=2, node="n0"))
+    assert run.pause.began_at == 26.1
+
+
 def test_transitions_that_never_reach_a_step_end_the_run():
     run = a_training_run("n0", "n1")
     run, _ = drive(run, s.Lost(at=11, node="n1", cause="killed"))
