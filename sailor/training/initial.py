@@ -1,4 +1,7 @@
-"""The weights before step 1: a function of (seed, tensor name) alone, or those of a folder."""
+"""The weights before step 1: a function of (seed, tensor name) alone, or those of a folder.
+
+A folder is read box by box: nobody holds more of the model than it trains.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,15 @@ ReadWeight = Callable[[Box], torch.Tensor]
 
 
 def initial_weights(spec: ModelSpec, *, seed: int, folder: str) -> ReadWeight:
-    """Reads boxes of step 0, best in order of tensors: from ``folder``, or "" for the seed.
+    """Reads boxes of step 0, best in order of tensors.
 
-    The reader raises DataError E513 when the folder is not what it was.
+    From ``folder``, a Hugging Face model or a torch distributed checkpoint; "" is the seed.
+    Raises DataError E511 to E513, as the reader does, when the folder is not what it should be.
     """
+    if folder and (Path(folder) / ".metadata").exists():
+        from sailor.models.dcp import DcpFolder  # torch's part of it takes a second to load
+
+        return DcpFolder(Path(folder), spec=spec).read
     if folder:
         return HuggingFaceFolder(Path(folder)).read
     return _Seeded(spec, seed=seed).read

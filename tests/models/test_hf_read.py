@@ -15,6 +15,7 @@ from sailor.models.hf.config import config_of, spec_of
 from sailor.models.hf.read import HuggingFaceFolder
 from sailor.models.spec import Activation, Positions
 from sailor.parallel.boxes import all_boxes, cut
+from tests.helpers.compose import ROOT
 from tests.helpers.engine import a_gpt, a_llama
 from tests.helpers.hf import FAMILIES, a_folder, a_model
 
@@ -248,3 +249,61 @@ def test_looking_at_a_folder_does_not_need_torch(llama):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# 16 MiB in its largest tensor, 52 in all.
+_LARGE = {
+    "vocab_size": 16384, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "intermediate_size": 1024, "num_hidden_layers": 6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_rank_reads_its_boxes_without_holding_the_model(tmp_path, dtype):
+    """Rank 1 of two stages: what it allocates, beyond where its boxes go, is a box and a half."""
+    folder = a_folder(tmp_path / "model", "llama", dtype=dtype, **_LARGE)
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, str(folder)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    peak, largest, mine, total = map(int, done.stdout.split())
+    assert total > 3 * largest
+    assert peak < 1.5 * largest, f"{peak:,} bytes at the peak, the largest box has {largest:,}"
+    assert mine < 0.6 * total
+
+
+# Anonymous memory, watched by a thread while the boxes are read; mapped files are not the
+# process's own.
+_PEAK = """
+import sys, threading
+from pathlib import Path
+import torch
+from sailor.models.hf.read import HuggingFaceFolder
+from sailor.parallel.boxes import all_boxes
+
+def anonymous():
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(status["RssAnon"].split()[0]) << 10
+
+folder = HuggingFaceFolder(Path(sys.argv[1]))
+mine = {t.name for t in folder.spec.tensors_of(blocks=range(3, 6), first=False, last=True)}
+boxes = [box for box in all_boxes(folder.spec, pieces=2) if box.tensor in mine]
+targets = {box: torch.zeros(box.shape) for box in boxes}
+for target in targets.values():
+    target.fill_(1.0)  # faulted in
+folder.read(boxes[0])  # what loading and opening takes
+before, peak, done = anonymous(), [0], threading.Event()
+
+def watch():
+    while not done.is_set():
+        peak[0] = max(peak[0], anonymous())
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+for box, target in targets.items():
+    target.copy_(folder.read(box))
+done.set()
+watcher.join()
+print(max(0, peak[0] - before), max(b.numel for b in boxes) * 4,
+      sum(b.numel for b in boxes) * 4, folder.spec.num_parameters * 4)
+"""

@@ -30,7 +30,7 @@ from sailor.units import gib
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 _CODES = {FLOAT32: ("F32", 4), BFLOAT16: ("BF16", 2)}
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 _HEADER_LENGTH = struct.Struct("<Q")
 
 
