@@ -218,7 +218,7 @@ class _Training:
             index = next(spare, None)
             if index is not None:
                 request = self._request(index)
-                tasks.append(asyncio.ensure_future(controller.add_node(request)))
+                tasks.append(asyncio.ensure_future(controller.add_nodes(request)))
 
         return join
 

@@ -34,6 +34,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "plan_chosen": ("plan", "describe", "estimate_step_s", "estimate_usd_per_hour"),
     "node_requested": ("node", "zone", "machine_type", "spot", "price_per_hour"),
     "node_started": ("node",),  # optional: the cloud says that it runs and costs money from now on
+    "node_refused": ("node", "code", "why", "retry_s", "lasting"),
     "node_joined": ("node", "zone", "machine_type", "pid", "workers"),
     "worker_up": ("worker", "pid"),
     "worker_lost": ("worker", "cause", "silent_s"),

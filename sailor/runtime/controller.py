@@ -20,7 +20,14 @@ from sailor.checkpoint import store
 from sailor.checkpoint.placement import peers
 from sailor.checkpoint.restore import Copy, Restore, choose
 from sailor.clock import Clock, WallClock
-from sailor.cluster.provisioner import NodeRequest, Provisioner, Released
+from sailor.cluster.provisioner import (
+    NodeRequest,
+    Notice,
+    Provisioner,
+    Refused,
+    Released,
+    Started,
+)
 from sailor.errors import NoFeasiblePlan
 from sailor.parallel.boxes import all_boxes
 from sailor.parallel.layout import Layout, Member
@@ -123,17 +130,22 @@ class Controller:
         """Finish the step, save, end. Safe to call from a signal handler of the loop."""
         self._queue.put_nowait(s.StopAsked(at=self._clock.now(), end=end, why=why))
 
-    async def add_node(self, request: NodeRequest) -> None:
-        """Ask the provisioner for one more machine. Raises CloudError when it refuses."""
-        self._events.write(
-            "node_requested",
-            node=request.node,
-            zone=request.zone,
-            machine_type=request.machine_type,
-            spot=request.spot,
-            price_per_hour=request.price_per_hour,
-        )
-        await self._provisioner.request(request)
+    async def add_nodes(self, *requests: NodeRequest) -> None:
+        """Ask the provisioner for more machines. Raises CloudError when it refuses one at once."""
+        for request in requests:
+            self._events.write(
+                "node_requested",
+                node=request.node,
+                zone=request.zone,
+                machine_type=request.machine_type,
+                spot=request.spot,
+                price_per_hour=request.price_per_hour,
+            )
+        await self._provisioner.request(*requests)
+
+    def give_back(self, node: str, reason: str) -> None:
+        """Release a machine that the run does not need, or that did not come."""
+        self._beside(self._execute(s.Release(node=node, reason=reason)))
 
     # The run
 
@@ -154,7 +166,7 @@ class Controller:
         self._beside(self._ticks())
         self._beside(self._watch_notices())
         try:
-            await asyncio.gather(*(self.add_node(request) for request in self.settings.nodes))
+            await self.add_nodes(*self.settings.nodes)
             while self._outcome is None:
                 await self._handle(await self._queue.get())
         finally:
@@ -211,14 +223,30 @@ class Controller:
             self._queue.put_nowait(s.Tick(at=now))
 
     async def _watch_notices(self) -> None:
-        async for notice in self._provisioner.notices():
-            self._events.write(
-                "notice", node=notice.node, seconds=notice.seconds, source=notice.source
-            )
-            if notice.seconds <= 0 and notice.node not in self._roster.agents:
-                self._lose(notice.node, notice.source, 0.0)  # it will never dial in
-                continue
-            self._put(s.Noticed(at=self._clock.now(), node=notice.node, seconds=notice.seconds))
+        async for news in self._provisioner.notices():
+            match news:
+                case Notice():
+                    self._events.write(
+                        "notice", node=news.node, seconds=news.seconds, source=news.source
+                    )
+                    if news.seconds <= 0 and news.node not in self._roster.agents:
+                        self._lose(news.node, news.source, 0.0)  # it will never dial in
+                        continue
+                    self._put(s.Noticed(at=self._clock.now(), node=news.node, seconds=news.seconds))
+                case Started():
+                    self._events.write("node_started", node=news.node)
+                case Refused():
+                    self._events.write(
+                        "node_refused",
+                        node=news.node,
+                        code=news.error.code,
+                        why=news.error.what,
+                        retry_s=news.retry_s,
+                        lasting=news.lasting,
+                    )
+                case Released() if news.node not in self._roster.agents:
+                    # A member's end is for its heartbeat to tell: no cloud is as quick.
+                    self._note_released(news)
 
     def _put(self, event: s.Event) -> None:
         self._queue.put_nowait(event)
