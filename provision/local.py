@@ -224,7 +224,7 @@ class LocalProvisioner:
         self._unwatch(running)
         node = running.machine.node
         source = f"its agent ended, see {self.log_path(node)}"
-        self._notices.put_nowait(Notice(node=node, seconds=0.0, source=source))
+        self._news.put_nowait(Notice(node=node, seconds=0.0, source=source))
 
     def _unwatch(self, running: _Running) -> None:
         if running.watch is not None:

@@ -66,6 +66,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "unparked": (),
     "stop_asked": ("end", "why"),
     "node_released": ("node", "proof"),
+    "recruiting": ("decision", "node", "why"),
     "fault_injected": ("fault", "target", "at"),
     "run_ended": ("end", "why", "exit_code"),
 }  # fmt: skip

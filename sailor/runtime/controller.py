@@ -72,6 +72,7 @@ class ControllerSettings:
     reconnect_s: float = 0.4
     silence_s: float = 5.0
     keep: int = 2
+    leave_s: float = 120.0  # for a machine that is given back to hand over what it holds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,8 +145,16 @@ class Controller:
         await self._provisioner.request(*requests)
 
     def give_back(self, node: str, reason: str) -> None:
-        """Release a machine that the run does not need, or that did not come."""
-        self._beside(self._execute(s.Release(node=node, reason=reason)))
+        """Release a machine that the run does not need, or that did not come.
+
+        One that has a role leaves it first, by a planned transition, as after a notice.
+        """
+        if node in self._roster.agents:
+            seconds = self.settings.leave_s
+            self._events.write("notice", node=node, seconds=seconds, source=f"given back: {reason}")
+            self._put(s.Noticed(at=self._clock.now(), node=node, seconds=seconds))
+        else:
+            self._beside(self._execute(s.Release(node=node, reason=reason)))
 
     # The run
 
@@ -241,6 +250,8 @@ class Controller:
                         node=news.node,
                         code=news.error.code,
                         why=news.error.what,
+                        detail=news.error.why,
+                        fix=news.error.fix,
                         retry_s=news.retry_s,
                         lasting=news.lasting,
                     )
