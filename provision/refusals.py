@@ -20,12 +20,32 @@ from sailor.errors import CloudError
 class Cause(Enum):
     """Why an order came to nothing, worst first: the worst of several is told."""
 
-    credentials = "E401"
-    permission = "E402"
-    quota = "E403"
-    offering = "E404"
+    credentials = "credentials"
+    permission = "permission"
+    quota = "quota"
+    offering = "offering"
     throttled = "throttled"
-    capacity = "E405"
+    capacity = "capacity"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What follows from a cause; ``retry_s`` and ``lasting`` as in provisioner.Refused."""
+
+    code: str
+    retry_s: float | None = None
+    lasting: bool = False
+
+
+ANSWERS: Mapping[Cause, Answer] = {
+    Cause.credentials: Answer(code="E401", lasting=True),
+    Cause.permission: Answer(code="E402", lasting=True),
+    # Quotas change by hand: not worth more than a look an hour. Throttling passes in a minute.
+    Cause.quota: Answer(code="E403", retry_s=3600.0),
+    Cause.offering: Answer(code="E404", lasting=True),
+    Cause.throttled: Answer(code="E405", retry_s=60.0),
+    Cause.capacity: Answer(code="E405"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,9 +102,6 @@ _QUOTA_METRIC = re.compile(
     r"Quota '(?P<metric>[\w./-]+)' exceeded\.\s+Limit: (?P<limit>[\d.]+)"
     r"(?: in region (?P<region>[\w-]+))?"
 )
-# Quotas change by hand: not worth more than a look an hour. Throttling passes in a minute.
-_RETRY_S = {Cause.quota: 3600.0, Cause.throttled: 60.0}
-_LASTING = (Cause.credentials, Cause.permission, Cause.offering)
 _LONGEST_TEXT = 300
 
 
@@ -99,15 +116,15 @@ def judge(facts: Mapping[str, Any], *, cloud: str, machine: str, zone: str) -> L
     tried = causes[1:] if len(causes) > 1 else causes  # the outermost only sums up
     cause = min(tried, key=list(Cause).index)
     decisive = found[causes.index(cause, 1 if len(causes) > 1 else 0)]
-    words = _said(found)
+    answer = ANSWERS[cause]
     error = CloudError(
         _what(cause, cloud=cloud, machine=machine, zone=zone, fact=decisive),
-        code="E405" if cause is Cause.throttled else cause.value,
-        why=words,
+        code=answer.code,
+        why=_said(found),
         where=f"{cloud}, {zone}",
         fix=fix_for(cause, cloud=cloud),
     )
-    return LaunchRefused(error, retry_s=_RETRY_S.get(cause), lasting=cause in _LASTING)
+    return LaunchRefused(error, retry_s=answer.retry_s, lasting=answer.lasting)
 
 
 def cause_of(fact: Fact) -> Cause:

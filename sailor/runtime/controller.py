@@ -46,9 +46,16 @@ from sailor.runtime.transport import Link, LinkClosed, address_of, listen
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+FIRST_PAUSE_S = 1.0  # what a planned change is taken to cost before one was seen
 
 T = TypeVar("T")
 Replanner = Callable[[Sequence[Member]], Plan]
+
+
+class NotWorth(Protocol):
+    """Why a change from one plan to another, both possible, does not pay; "" when it does."""
+
+    def __call__(self, old: Plan, new: Plan, *, steps_left: int, pause_s: float) -> str: ...
 
 
 class EventSink(Protocol):
@@ -95,11 +102,14 @@ class Controller:
         identity: Identity,
         replan: Replanner,
         events: EventSink,
+        not_worth: NotWorth | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings
         self._identity = identity
         self._replan = replan
+        self._not_worth = not_worth
+        self._planned_pause_s = FIRST_PAUSE_S
         self._events = events
         self._clock = clock or WallClock()
         self._queue: asyncio.Queue[s.Event] = asyncio.Queue()
@@ -580,6 +590,8 @@ class Controller:
                     zip(layout.workers, layout.coordinates, strict=True)
                 )
             ]
+        if command.kind == "pause" and fields["planned"]:
+            self._planned_pause_s = float(fields["total_s"])
         self._events.write(command.kind, generation=generation, **fields)
 
     async def _tell(self, nodes: Sequence[str], message: m.Message) -> None:
@@ -589,16 +601,18 @@ class Controller:
         layout, why = None, ""
         try:
             plan = await asyncio.to_thread(self._replan, command.members)
-            layout = await asyncio.to_thread(
-                partial(
-                    Layout.of,
-                    plan,
-                    spec=self.settings.run.spec,
-                    pieces=self.settings.run.pieces,
-                    members=command.members,
-                    previous=command.previous,
+            why = await asyncio.to_thread(self._reason_to_stay, command, plan)
+            if not why:
+                layout = await asyncio.to_thread(
+                    partial(
+                        Layout.of,
+                        plan,
+                        spec=self.settings.run.spec,
+                        pieces=self.settings.run.pieces,
+                        members=command.members,
+                        previous=command.previous,
+                    )
                 )
-            )
         except NoFeasiblePlan as error:
             why = error.what
         except Exception as error:  # whatever planning runs into, the run must hear of it
@@ -606,6 +620,21 @@ class Controller:
             why = f"planning failed: {error!r}"
         self._put(
             s.Planned(at=self._clock.now(), generation=command.generation, layout=layout, why=why)
+        )
+
+    def _reason_to_stay(self, command: s.Replan, plan: Plan) -> str:
+        """Why a change that nothing forces is not worth its pause; "" to make it."""
+        run, before = self._run, command.previous
+        if self._not_worth is None or before is None or not run.training:
+            return ""
+        staying = {worker for member in command.members for worker in member.workers}
+        if not staying.issuperset(before.workers):
+            return ""  # somebody leaves: things cannot stay as they are
+        return self._not_worth(
+            before.plan,
+            plan,
+            steps_left=run.total_steps - run.step,
+            pause_s=self._planned_pause_s,
         )
 
     async def _prepare(self, command: s.SendPrepare) -> None:

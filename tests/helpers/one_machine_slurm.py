@@ -394,6 +394,8 @@ def _stop(slurm: Slurm) -> None:
             ["scancel", "-u", USER, "-f"], env=environment, capture_output=True, check=False,
             timeout=30,
         )  # fmt: skip
+        with suppress(TimeoutError, subprocess.SubprocessError):
+            _until(lambda: not slurm.jobs(), "scancel", seconds=15.0)
     for process in reversed(slurm.processes):
         process.terminate()
     for process in slurm.processes:
@@ -405,23 +407,25 @@ def _stop(slurm: Slurm) -> None:
     uid = pwd.getpwnam(USER).pw_uid
     deadline = time.monotonic() + 10
     # SkyPilot's API server starts itself and outlives its clients.
-    while (left := _left(uid, slurm.ports["sky"])) and time.monotonic() < deadline:
+    while (left := _left(uid, slurm)) and time.monotonic() < deadline:
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         time.sleep(0.1)
 
 
-def _left(uid: int, port: int) -> list[psutil.Process]:
-    """Processes of the cluster's user, and SkyPilot's API server on our port with its children."""
+def _left(uid: int, slurm: Slurm) -> list[psutil.Process]:
+    """The cluster's user's processes, what slurmd left, SkyPilot's API server with its children."""
     found = []
-    for process in psutil.process_iter(["uids", "cmdline"]):
+    for process in psutil.process_iter(["uids", "cmdline", "name"]):
         command = process.info["cmdline"] or ()
-        if process.info["uids"] and process.info["uids"].real == uid:
-            found.append(process)
-        elif "sky.server.server" in command and f"--port={port}" in command:
-            with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.info["uids"] and process.info["uids"].real == uid:
+                found.append(process)
+            elif "sky.server.server" in command and f"--port={slurm.ports['sky']}" in command:
                 found += [*process.children(recursive=True), process]
+            elif process.info["name"] == "slurmstepd" and str(slurm.root) in process.cwd():
+                found.append(process)
     return found
 
 
@@ -431,9 +435,9 @@ def _give(path: Path, user: str) -> None:
         os.chown(entry, owner.pw_uid, owner.pw_gid)
 
 
-def _until(condition, what: str) -> None:
-    deadline = time.monotonic() + READY_S
+def _until(condition, what: str, *, seconds: float = READY_S) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} is not ready after {READY_S:.0f} s")
+            raise TimeoutError(f"{what} is not ready after {seconds:.0f} s")
         time.sleep(0.2)
