@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from actions import domain
 from actions.console import Console
+from actions.machines import remote_tokens
 from actions.preflight import check_cloud, check_port
 from actions.prepare import prepare_tokens
 from actions.run_folder import RunFolder, open_run, read_summary
 from sailor.config import Config
+from sailor.data.tokens import Manifest
 from sailor.faults import Fault
 from sailor.training.settings import TrainSettings
 
@@ -27,6 +30,7 @@ class Beginning:
     settings: TrainSettings
     faults: tuple[Fault, ...]
     checkpoint_directory: str
+    tokens: Path  # here; machines that do not share our files get a copy
 
 
 @contextmanager
@@ -47,10 +51,18 @@ def begin(config: Config, console: Console) -> Iterator[Beginning | None]:
         tokens = prepare_tokens(config)
         yield Beginning(
             folder=folder,
-            settings=domain.train_settings(config, tokens_path=tokens.path),
+            settings=domain.train_settings(config, tokens_path=_seen_by_machines(config, tokens)),
+            tokens=Path(tokens.path),
             faults=script,
             checkpoint_directory=config.checkpoint.directory or str(folder.checkpoints.absolute()),
         )
+
+
+def _seen_by_machines(config: Config, tokens: Manifest) -> str:
+    """Where a machine finds the tokens."""
+    if config.cloud.name in domain.HERE or config.cloud.shared_files:
+        return tokens.path
+    return remote_tokens(Path(tokens.path))
 
 
 def say_done(folder: RunFolder, console: Console) -> None:

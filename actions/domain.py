@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from provision.catalog import is_cpu
 from provision.faults import check_cloud
 from sailor.config import Config, Device, Dtype, plain
 from sailor.errors import ConfigError, DataError
@@ -46,7 +47,8 @@ def device(config: Config) -> Device:
     """What workers compute on."""
     if config.runtime.device is not None:
         return config.runtime.device
-    return Device.cpu if config.cloud.name in HERE else Device.cuda
+    here = config.cloud.name in HERE or any(is_cpu(name) for name in config.cloud.machine_types)
+    return Device.cpu if here else Device.cuda
 
 
 def is_deterministic(config: Config) -> bool:
@@ -95,8 +97,9 @@ def train_settings(config: Config, *, tokens_path: str) -> TrainSettings:
 def limits(config: Config, *, initial_nodes: int) -> Limits:
     """Every wait of the run's life. ``initial_nodes`` is what the plan starts with."""
     runtime = config.runtime
+    assemble = runtime.assemble or ("120s" if config.cloud.name in HERE else config.cloud.join)
     return Limits(
-        initial_nodes=initial_nodes, assemble_s=parse_seconds(runtime.assemble),
+        initial_nodes=initial_nodes, assemble_s=parse_seconds(assemble),
         halt_s=parse_seconds(runtime.halt), boundary_s=parse_seconds(runtime.boundary),
         plan_s=parse_seconds(runtime.plan), prepare_s=parse_seconds(runtime.prepare),
         restore_s=parse_seconds(runtime.restore), switch_s=parse_seconds(runtime.switch),

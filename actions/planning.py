@@ -9,15 +9,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from actions.domain import HERE, compute_dtype, is_deterministic, model_spec, total_steps
-from provision.catalog import Catalogue, cloud_catalogue, local_catalogue
+from actions.traces import trace_of, zones_of
+from provision.catalog import (
+    LOCAL_ZONES,
+    OWN_CLUSTERS,
+    Catalogue,
+    cloud_catalogue,
+    is_cpu,
+    local_catalogue,
+    own_catalogue,
+)
 from sailor.config import Config, Dtype
 from sailor.models.spec import ModelSpec
 from sailor.parallel.boxes import allowed_degrees
 from sailor.parallel.layout import Member
 from sailor.plan import Plan
+from sailor.planner.estimate import estimate
 from sailor.planner.question import Job, Limits, Objective, SearchResult, Space
 from sailor.planner.replan import replan
 from sailor.planner.search import search
+from sailor.profile.analytic import AnalyticProfile
 from sailor.profile.local import local_gpu
 from sailor.profile.profile import Numerics
 from sailor.units import parse_bytes, parse_seconds
@@ -58,6 +69,16 @@ class Question:
             )
 
         return again
+
+    def step_seconds(self, plan: Plan) -> float:
+        """What one step of a plan takes, by the evaluator that ranks plans."""
+        profile = AnalyticProfile(
+            spec=self.spec, sequence_length=self.job.sequence_length, numerics=self.job.numerics
+        )
+        return estimate(
+            plan, spec=self.spec, profile=profile, network=self.catalogue.network,
+            numerics=self.job.numerics,
+        ).step_seconds  # fmt: skip
 
 
 def question(config: Config) -> Question:
@@ -101,7 +122,18 @@ def catalogue_of(config: Config) -> Catalogue:
             memory_bytes=parse_bytes(cloud.memory_per_gpu),
             num_workers=cloud.nodes * cloud.gpus_per_node,
         )
-        return local_catalogue(gpu=gpu, nodes=cloud.nodes, gpus_per_node=cloud.gpus_per_node)
+        zones = zones_of(trace_of(config)) if cloud.name == "trace" else LOCAL_ZONES
+        return local_catalogue(
+            gpu=gpu, nodes=cloud.nodes, gpus_per_node=cloud.gpus_per_node, zones=zones
+        )
+    if cloud.name in OWN_CLUSTERS:
+        cpu = None
+        if any(is_cpu(name) for name in cloud.machine_types):
+            cpu = local_gpu(memory_bytes=parse_bytes(cloud.memory_per_gpu), num_workers=1)
+        return own_catalogue(
+            cloud.name, cluster=cloud.cluster, zones=cloud.zones,
+            machine_types=cloud.machine_types, max_nodes=cloud.max_nodes, cpu=cpu,
+        )  # fmt: skip
     return cloud_catalogue(
         cloud.name, regions=cloud.regions, zones=cloud.zones, machine_types=cloud.machine_types,
         spot=cloud.spot, max_nodes=cloud.max_nodes,

@@ -1,28 +1,66 @@
-"""What is looked at before a run touches anything: the port it was told to use, and the cloud."""
+"""What is looked at before a run touches anything: the cloud, and the port it was told to use."""
 
 from __future__ import annotations
 
 import errno
+import importlib.util
+import ipaddress
 import socket
 
 import psutil
 
 from actions.domain import HERE
 from sailor.config import Config
-from sailor.errors import CloudError, ConfigError
+from sailor.errors import ConfigError
+
+EXTRA = "pip install 'sailor-train[cloud]'"
 
 
 def check_cloud(config: Config) -> None:
-    """Raise CloudError E406 for a cloud whose machines cannot be rented yet."""
-    cloud = config.cloud.name
-    if cloud not in HERE:
-        raise CloudError(
-            f"machines of cloud={cloud} cannot be rented yet",
-            code="E406",
-            why=f"this version plans for {cloud} and trains on this computer",
-            where=f"cloud={cloud}",
-            fix=f"action=plan   shows what {cloud} would cost\ncloud=local   trains here",
+    """Raise ConfigError where a cloud's machines cannot be rented, reached or saved from here.
+
+    E605 SkyPilot is not installed, E407 machines could not reach the controller, E408 there is no
+    place for durable checkpoints that machines and controller share.
+    """
+    cloud, runtime = config.cloud, config.runtime
+    if cloud.name in HERE:
+        return
+    if importlib.util.find_spec("sky") is None:
+        raise ConfigError(
+            f"renting machines of cloud={cloud.name} needs SkyPilot",
+            code="E605",
+            why="it is not installed in this environment; planning does without",
+            where=f"cloud={cloud.name}",
+            fix=f"{EXTRA}\naction=plan   shows what {cloud.name} would cost",
         )
+    if runtime.address is None or (
+        _is_loopback(runtime.host) and not _is_loopback(runtime.address)
+    ):
+        raise ConfigError(
+            f"machines of cloud={cloud.name} could not reach this computer",
+            code="E407",
+            why="they dial the controller, which runs here and listens on "
+            f"{runtime.host}; their address for it is {runtime.address or 'not said'}",
+            where=f"runtime.host={runtime.host} runtime.address={runtime.address or 'null'}",
+            fix="runtime.host=0.0.0.0 runtime.port=PORT runtime.address=ADDRESS   where machines "
+            "may dial ADDRESS:PORT",
+        )
+    if config.checkpoint.directory is None and not cloud.shared_files:
+        raise ConfigError(
+            f"cloud={cloud.name} has no place for durable checkpoints",
+            code="E408",
+            why="machines write them and the controller here completes them: both must see the "
+            "folder",
+            where="checkpoint.directory=null cloud.shared_files=false",
+            fix="checkpoint.directory=/SHARED/FOLDER   on a file system that both mount",
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def check_port(config: Config) -> None:

@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from actions import domain
 from actions.begin import Beginning, begin
 from actions.console import Console
 from actions.limits import refuse_when_spent, watch
+from actions.machines import Machinery, first_requests, machinery, offers_by_place
 from actions.planning import Question, question
 from actions.run_folder import config_digest
 from actions.signals import stop_signals
-from provision.catalog import LOCAL_ZONES
+from actions.worth import Worth
+from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
-from provision.local import LocalProvisioner, end_leftovers
+from provision.outlook import BackOff
+from provision.recruit import Crew, Rules
+from provision.recruiter import Recruiter, Refusal
 from sailor.cluster.provisioner import NodeRequest
 from sailor.config import Config, Output
+from sailor.errors import Interrupted, SailorError
 from sailor.observe.events import Event, EventLog, read_events
 from sailor.observe.live import open_view
 from sailor.observe.report import write_report
 from sailor.observe.summary import summarise, write_summary
 from sailor.parallel.boxes import finest_pieces
 from sailor.planner.question import Candidate
-from sailor.runtime.controller import Controller, ControllerSettings, Replanner
+from sailor.runtime.controller import Controller, ControllerSettings
 from sailor.runtime.identity import create_identity
 from sailor.runtime.messages import RunSettings
 from sailor.runtime.state import End
@@ -53,6 +59,7 @@ class _Ending:
     end: str
     why: str
     exit_code: int
+    refusal: SailorError | None = None  # what a cloud said, where that was the end
 
 
 @dataclass(kw_only=True)
@@ -77,9 +84,7 @@ class _Training:
             try:
                 refuse_when_spent(self.config.budget, past=past, now=events.t)
                 self._announce(events, asked, chosen)
-                settings = self._settings(asked)
-                replan = asked.replanner(chosen.plan)
-                ending = asyncio.run(self._drive(settings, replan, events, past))
+                ending = asyncio.run(self._drive(asked, chosen, events, past))
                 events.write(
                     "run_ended", end=ending.end, why=ending.why, exit_code=ending.exit_code
                 )
@@ -89,6 +94,8 @@ class _Training:
             finally:
                 view.close()
         self.console.document(summary)
+        if ending.refusal is not None:
+            raise ending.refusal
         return ending.exit_code
 
     def _announce(self, events: EventLog, asked: Question, chosen: Candidate) -> None:
@@ -113,7 +120,7 @@ class _Training:
             estimate_usd_per_hour=chosen.estimate.dollars_per_hour,
         )
 
-    def _settings(self, asked: Question) -> ControllerSettings:
+    def _settings(self, asked: Question, requests: tuple[NodeRequest, ...]) -> ControllerSettings:
         config, beginning = self.config, self.beginning
         most_gpus = asked.catalogue.pool.max_gpus_per_machine
         return ControllerSettings(
@@ -126,8 +133,8 @@ class _Training:
                 checkpoint_directory=beginning.checkpoint_directory,
                 compare_every=config.checkpoint.compare_every,
             ),
-            limits=domain.limits(config, initial_nodes=config.cloud.nodes),
-            nodes=tuple(self._request(index) for index in range(config.cloud.nodes)),
+            limits=domain.limits(config, initial_nodes=len(requests)),
+            nodes=requests,
             host=config.runtime.host,
             port=config.runtime.port,
             heartbeat_s=parse_seconds(config.runtime.heartbeat),
@@ -137,61 +144,69 @@ class _Training:
             keep=config.checkpoint.keep,
         )
 
-    def _request(self, index: int) -> NodeRequest:
-        return NodeRequest(
-            node=f"node-{index + 1}",
-            zone=LOCAL_ZONES[index % len(LOCAL_ZONES)],
-            machine_type="local",
-            spot=True,
-        )
-
     def _view(self) -> str:
         return "quiet" if self.config.output is Output.json else self.config.ui.mode.value
 
     async def _drive(
-        self,
-        settings: ControllerSettings,
-        replan: Replanner,
-        events: EventLog,
-        past: tuple[Event, ...],
+        self, asked: Question, chosen: Candidate, events: EventLog, past: tuple[Event, ...]
     ) -> _Ending:
         """Controller, machines and faults, until the run has ended and all is released."""
         config, folder = self.config, self.beginning.folder
-        for proof in await end_leftovers(folder.path, run=folder.name):
+        requests = first_requests(config, chosen)
+        worth = Worth(asked, chosen.plan)
+        keys = folder.path / ".identity"
+        controller = Controller(
+            self._settings(asked, requests),
+            identity=create_identity(keys, run=folder.name),
+            replan=asked.replanner(chosen.plan),
+            not_worth=worth.not_worth if config.cloud.replace else None,
+            events=events,
+        )
+        ends: list[SailorError] = []
+        recruiter = Recruiter(
+            self._crew(asked, target=len(requests)),
+            events=events,
+            run=controller,
+            gain=worth.gain,
+            give_up=lambda refusal: self._give_up(refusal, ends, controller),
+            patience_s=parse_seconds(config.planner.patience),
+        )
+        machines = machinery(
+            config, asked, run=folder.name, folder=folder.path, controller=await controller.start(),
+            identity=keys, tokens=self.beginning.tokens, tell_capacity=recruiter.tell_capacity,
+        )  # fmt: skip
+        for proof in await machines.leftovers():
             events.write(
                 "node_released", node=proof.node, released=proof.released, proof=proof.proof
             )
-        keys = folder.path / ".identity"
-        controller = Controller(
-            settings,
-            identity=create_identity(keys, run=folder.name),
-            replan=replan,
-            events=events,
-        )
-        machines = LocalProvisioner(
-            run=folder.name,
-            folder=folder.path,
-            controller=await controller.start(),
-            identity=keys,
-            slots={"local": config.cloud.gpus_per_node},
-            zones=LOCAL_ZONES,
-        )
-        injector = FaultInjector(
-            self.beginning.faults,
-            events=events,
-            machines=machines,
-            join=self._joiner(controller),
-            seed=config.seed,
-            past=past,
-        )
         task = asyncio.current_task()
         assert task is not None
         with stop_signals(
             ask=lambda why: controller.ask_stop(End.interrupted, why),
             now=lambda code: _cancel(task, code),
         ):
-            injector.start()
-            limits = asyncio.create_task(
+            async with self._beside(controller, machines, recruiter, events, past):
+                try:
+                    outcome = await controller.run(machines.provisioner)
+                except asyncio.CancelledError as stopped:
+                    (code,) = stopped.args
+                    return _Ending(end="killed", why="told to stop twice", exit_code=code)
+        if ends:
+            error = ends[0]
+            return _Ending(
+                end=outcome.end.value, why=error.what, exit_code=error.exit_code, refusal=error
+            )
+        return _Ending(end=outcome.end.value, why=outcome.why, exit_code=EXIT_CODES[outcome.end])
+
+    @asynccontextmanager
+    async def _beside(
+        self, controller: Controller, machines: Machinery, recruiter: Recruiter, events: EventLog,
+        past: tuple[Event, ...],
+    ) -> AsyncIterator[None]:  # fmt: skip
+        """What runs beside the controller while it runs: limits, faults, the trace, recruiting."""
+        config = self.config
+        tasks = [
+            asyncio.ensure_future(
                 watch(
                     config.budget,
                     events=events,
@@ -199,26 +214,77 @@ class _Training:
                     stop=lambda why: controller.ask_stop(End.limit, why),
                 )
             )
-            try:
-                outcome = await controller.run(machines)
-            except asyncio.CancelledError as stopped:
-                (code,) = stopped.args
-                return _Ending(end="killed", why="told to stop twice", exit_code=code)
-            finally:
-                limits.cancel()
+        ]
+        injector = None
+        if machines.breakable is not None:
+            injector = FaultInjector(
+                self.beginning.faults,
+                events=events,
+                machines=machines.breakable,
+                join=self._joiner(controller, recruiter),
+                seed=config.seed,
+                past=past,
+            )
+            injector.start()
+        if machines.play is not None:
+            tasks.append(asyncio.ensure_future(machines.play()))
+        if config.cloud.replace:
+            recruiter.start()
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await recruiter.stop()
+            if injector is not None:
                 await injector.stop()
-        return _Ending(end=outcome.end.value, why=outcome.why, exit_code=EXIT_CODES[outcome.end])
+            if machines.close is not None:
+                await machines.close()
 
-    def _joiner(self, controller: Controller) -> Callable[[], None]:
+    def _crew(self, asked: Question, *, target: int) -> Crew:
+        config = self.config
+        # A trace that is played faster closes and settles its places faster as well.
+        pace = config.cloud.trace.faster if config.cloud.name == "trace" else 1.0
+        usual = Rules()
+        rules = Rules(
+            join_s=parse_seconds(config.cloud.join),
+            dollars_per_hour=config.budget.per_hour_usd,
+            back_off=BackOff(
+                first_s=usual.back_off.first_s / pace, longest_s=usual.back_off.longest_s / pace
+            ),
+            settle_s=usual.settle_s / pace,
+        )
+        return Crew(target=target, offers=offers_by_place(config, asked), rules=rules)
+
+    def _give_up(self, refusal: Refusal, ends: list[SailorError], controller: Controller) -> None:
+        """No machine can be had: stop, and end as the cloud's answer says."""
+        error: SailorError = refusal.error
+        if not refusal.lasting:  # it may be had later, by the same command
+            fix = error.fix or "planner.patience=2h   waits longer"
+            error = Interrupted(
+                error.what, code=error.code, why=error.why, where=error.where, fix=fix
+            )
+        ends.append(error)
+        controller.ask_stop(End.interrupted, error.what)
+
+    def _joiner(self, controller: Controller, recruiter: Recruiter) -> Callable[[], None]:
         """Asks for one more machine each time it is called, up to cloud.max_nodes."""
-        spare = iter(range(self.config.cloud.nodes, self.config.cloud.max_nodes))
+        config = self.config
+        zones = list(dict.fromkeys(zone for zone, _, _ in recruiter.crew.offers))
+        spare = iter(range(config.cloud.nodes, config.cloud.max_nodes))
         tasks = []
 
         def join() -> None:
             index = next(spare, None)
             if index is not None:
-                request = self._request(index)
-                tasks.append(asyncio.ensure_future(controller.add_node(request)))
+                request = NodeRequest(
+                    node=f"node-{index + 1}",
+                    zone=zones[index % len(zones)],
+                    machine_type=LOCAL_MACHINE,
+                    spot=True,
+                )
+                tasks.append(asyncio.ensure_future(controller.add_nodes(request)))
 
         return join
 

@@ -21,6 +21,7 @@ CLOUDS = ("gcp", "aws", "azure", "lambda", "runpod")
 OWN_CLUSTERS = ("slurm", "kubernetes")
 LOCAL_ZONES = ("local-a",)  # machines alternate between them
 LOCAL_MACHINE = "local"
+CPU = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +53,6 @@ def cloud_catalogue(
     Raises ConfigError (E102) for a region, zone or machine type it does not know, and CloudError
     (E404) when nothing known is left.
     """
-    if cloud in OWN_CLUSTERS:
-        return _own_cluster(cloud, machine_types=machine_types, max_nodes=max_nodes)
     listings = [listing for listing in PRICES if listing.cloud == cloud]
     _refuse_unknown(cloud, "region", regions, {listing.region for listing in listings})
     _refuse_unknown(cloud, "zone", zones, {z for listing in listings for z in listing.spot})
@@ -83,8 +82,10 @@ def cloud_catalogue(
     )
 
 
-def local_catalogue(*, gpu: GpuType, nodes: int, gpus_per_node: int) -> Catalogue:
-    """This computer posing as ``nodes`` machines, free of charge."""
+def local_catalogue(
+    *, gpu: GpuType, nodes: int, gpus_per_node: int, zones: Sequence[str] = LOCAL_ZONES
+) -> Catalogue:
+    """This computer posing as ``nodes`` machines, spread over ``zones``, free of charge."""
     machine = MachineType(
         name=LOCAL_MACHINE,
         gpu=gpu,
@@ -98,11 +99,11 @@ def local_catalogue(*, gpu: GpuType, nodes: int, gpus_per_node: int) -> Catalogu
             zone=Zone(name=zone, region="local", cloud="local"),
             spot=True,
             price_per_hour=0.0,
-            count=len(range(index, nodes, len(LOCAL_ZONES))),
+            count=len(range(index, nodes, len(zones))),
             source="this computer",
             as_of=date.today().isoformat(),
         )
-        for index, zone in enumerate(LOCAL_ZONES)
+        for index, zone in enumerate(zones)
     )
     return Catalogue(
         pool=Pool(offers=offers),
@@ -148,21 +149,36 @@ def _offers(listing: Listing, machine: MachineType, max_nodes: int) -> Iterator[
                 )
 
 
-def _own_cluster(cloud: str, *, machine_types: Sequence[str], max_nodes: int) -> Catalogue:
-    """Machines the user names as GPUxCOUNT, at no price."""
-    zone = Zone(name=cloud, region=cloud, cloud=cloud)
-    offers = tuple(
-        Offer(
-            machine_type=_named(name),
-            zone=zone,
-            spot=False,
-            price_per_hour=0.0,
-            count=max_nodes,
-            source="your own cluster",
-            as_of=date.today().isoformat(),
-        )  # fmt: skip
-        for name in machine_types
-    )
+def own_catalogue(
+    cloud: str,
+    *,
+    cluster: str | None,
+    zones: Sequence[str],
+    machine_types: Sequence[str],
+    max_nodes: int,
+    cpu: GpuType | None = None,
+) -> Catalogue:
+    """Machines of the user's own, at no price, named GPUxCOUNT or GPUxCOUNT@ZONE.
+
+    A zone is what SkyPilot calls one: a partition of a Slurm cluster. A machine without a zone is
+    in all of ``zones``. ``cpu`` stands for the GPU of machines called cpuxCOUNT. Raises ConfigError
+    E104 when no machine is named and E102 for a name that cannot be read.
+    """
+    offers: list[Offer] = []
+    for name in machine_types:
+        kind, _, at = name.partition("@")
+        for zone in [at] if at else list(zones) or [cloud]:
+            offers.append(
+                Offer(
+                    machine_type=_named(kind, written=name, cpu=cpu),
+                    zone=Zone(name=zone, region=cluster or cloud, cloud=cloud),
+                    spot=False,
+                    price_per_hour=0.0,
+                    count=max_nodes,
+                    source="your own cluster",
+                    as_of=date.today().isoformat(),
+                )
+            )
     if not offers:
         raise ConfigError(
             f"cloud={cloud} needs to know your machines",
@@ -171,24 +187,34 @@ def _own_cluster(cloud: str, *, machine_types: Sequence[str], max_nodes: int) ->
             fix="cloud.machine_types=[H100-80x8]",
         )
     return Catalogue(
-        pool=Pool(offers=offers), network=network_of(offers), as_of=None, label="your own cluster"
+        pool=Pool(offers=tuple(offers)),
+        network=network_of(offers),
+        as_of=None,
+        label="your own cluster",
     )
 
 
-def _named(name: str) -> MachineType:
-    """'H100-80x8': eight H100 of 80 GB."""
+def is_cpu(machine_type: str) -> bool:
+    """Whether a machine of one's own has no GPU and works on its processor."""
+    return machine_type.startswith(f"{CPU}x")
+
+
+def _named(name: str, *, written: str, cpu: GpuType | None) -> MachineType:
+    """'H100-80x8': eight H100 of 80 GB; 'cpux2': two workers on the processor."""
     gpu, _, number = name.rpartition("x")
-    if gpu not in GPU_TYPES or not number.isdigit() or not 1 <= int(number) <= 64:
+    known = GPU_TYPES if cpu is None else {**GPU_TYPES, CPU: cpu}
+    if gpu not in known or not number.isdigit() or not 1 <= int(number) <= 64:
         raise ConfigError(
-            f"{name!r} is no machine type",
+            f"{written!r} is no machine type",
             code="E102",
-            why="a machine of your own is written GPUxCOUNT; GPU types: " + ", ".join(GPU_TYPES),
-            where=f"cloud.machine_types=[{name}]",
+            why="a machine of your own is written GPUxCOUNT, or GPUxCOUNT@ZONE; GPU types: "
+            + ", ".join([*GPU_TYPES, CPU]),
+            where=f"cloud.machine_types=[{written}]",
             fix="cloud.machine_types=[H100-80x8]",
         )
     return MachineType(
         name=name,
-        gpu=GPU_TYPES[gpu],
+        gpu=known[gpu],
         num_gpus=int(number),
         network_bytes_per_second=OWN_CLUSTER_GBPS * 1e9 / 8,
         source=f"assumed: {OWN_CLUSTER_GBPS} Gb/s a machine",

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from provision.machines import Machine, MachineRecord
 from provision.processes import MARK, identify, kill_machine, living_members
-from sailor.cluster.provisioner import NodeRequest, Notice, Released
+from sailor.cluster.provisioner import News, NodeRequest, Notice, Refused, Released
 from sailor.errors import CloudError
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class LocalProvisioner:
         self._record = MachineRecord(folder / RECORD)
         self._nodes: dict[str, _Running] = {}
         self._closed = False
-        self._notices: asyncio.Queue[Notice | None] = asyncio.Queue()
+        self._news: asyncio.Queue[News | None] = asyncio.Queue()
 
     def log_path(self, node: str) -> Path:
         """Where a machine's agent, and all it starts, write what they print."""
@@ -98,14 +98,17 @@ class LocalProvisioner:
             return None
         return _memory(self._memory_root, self._run, running.machine)
 
-    async def request(self, request: NodeRequest) -> None:
-        """Start a machine after its boot time. A second request for a node does nothing.
+    async def request(self, *requests: NodeRequest) -> None:
+        """Start machines after their boot time. A second request for a node does nothing.
 
         Raises CloudError for a zone or machine type this computer does not offer, and when the
         process cannot be started at once.
         """
-        if request.node in self._nodes:
-            return
+        for request in requests:
+            if request.node not in self._nodes:
+                self._order(request)
+
+    def _order(self, request: NodeRequest) -> None:
         if self._closed:
             raise CloudError(f"{request.node} comes too late: the run ends", code="E405")
         if request.zone not in self.zones:
@@ -129,21 +132,25 @@ class LocalProvisioner:
             try:
                 self._boot(running, request)
             except OSError as error:
-                del self._nodes[request.node]
-                self._record.gone(running.machine, proof="never started")
-                raise CloudError(
-                    f"{request.node} cannot be started on this computer",
-                    code="E405",
-                    why=str(error),
-                    where=self._command[0],
-                ) from error
+                raise self._not_started(running, error) from error
         else:
-            self._later(running, self._boot_s, self._boot_or_log, running, request)
+            self._later(running, self._boot_s, self._boot_or_tell, running, request)
+
+    def _not_started(self, running: _Running, error: OSError) -> CloudError:
+        node = running.machine.node
+        del self._nodes[node]
+        self._record.gone(running.machine, proof="never started")
+        return CloudError(
+            f"{node} cannot be started on this computer",
+            code="E405",
+            why=str(error),
+            where=self._command[0],
+        )
 
     def preempt(self, node: str, *, seconds: float) -> None:
         """Say now that a machine goes, and take it away after ``seconds``. Raises KeyError."""
         running = self._nodes[node]
-        self._notices.put_nowait(Notice(node=node, seconds=seconds, source="local"))
+        self._news.put_nowait(Notice(node=node, seconds=seconds, source="local"))
         self._later(running, seconds, self.kill, node)
 
     def kill(self, node: str) -> None:
@@ -156,7 +163,7 @@ class LocalProvisioner:
         self._unwatch(running)
         kill_machine(mark=running.machine.mark, leader=running.machine.leader)
         if running.released is None:
-            running.released = asyncio.create_task(self._bury(running, how="killed"))
+            running.released = asyncio.create_task(self._bury_and_tell(running))
 
     async def release(self, node: str) -> Released:
         """End a machine, gently if it still runs, and prove it: no process, no memory left."""
@@ -167,16 +174,16 @@ class LocalProvisioner:
             running.released = asyncio.create_task(self._end(running))
         return await asyncio.shield(running.released)
 
-    async def notices(self) -> AsyncIterator[Notice]:
-        """Notices of ``preempt``, until the provisioner is closed. For one listener."""
-        while (notice := await self._notices.get()) is not None:
-            yield notice
+    async def notices(self) -> AsyncIterator[News]:
+        """Notices of ``preempt`` and machines that do not boot, until ``close``. One listener."""
+        while (news := await self._news.get()) is not None:
+            yield news
 
     async def close(self) -> tuple[Released, ...]:
         """Release every machine, those that an earlier process of the run left behind as well."""
         self._closed = True
         own = await asyncio.gather(*(self.release(node) for node in self._nodes))
-        self._notices.put_nowait(None)
+        self._news.put_nowait(None)
         left = await end_leftovers(self._folder, run=self._run, memory_root=self._memory_root)
         return (*own, *left)
 
@@ -217,7 +224,7 @@ class LocalProvisioner:
         self._unwatch(running)
         node = running.machine.node
         source = f"its agent ended, see {self.log_path(node)}"
-        self._notices.put_nowait(Notice(node=node, seconds=0.0, source=source))
+        self._news.put_nowait(Notice(node=node, seconds=0.0, source=source))
 
     def _unwatch(self, running: _Running) -> None:
         if running.watch is not None:
@@ -225,11 +232,12 @@ class LocalProvisioner:
             os.close(running.watch)
             running.watch = None
 
-    def _boot_or_log(self, running: _Running, request: NodeRequest) -> None:
+    def _boot_or_tell(self, running: _Running, request: NodeRequest) -> None:
         try:
             self._boot(running, request)
-        except OSError as error:  # the order was placed; the machine just never dials in
-            log.warning("%s did not boot: %s", request.node, error)
+        except OSError as error:  # the order was placed: its end comes as news
+            refusal = self._not_started(running, error)
+            self._news.put_nowait(Refused(node=request.node, error=refusal))
 
     async def _end(self, running: _Running) -> Released:
         """Let the agent leave, ask it to, insist, and then kill what is left of the machine.
@@ -262,6 +270,11 @@ class LocalProvisioner:
         if not released.released:
             return released
         return self._gone(running.machine, f"{how}; {released.proof}")
+
+    async def _bury_and_tell(self, running: _Running) -> Released:
+        released = await self._bury(running, how="killed")
+        self._news.put_nowait(released)
+        return released
 
     def _gone(self, machine: Machine, proof: str) -> Released:
         self._record.gone(machine, proof=proof)

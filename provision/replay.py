@@ -1,8 +1,8 @@
 """``cloud=trace``: a provisioner whose machines come and go as a trace says.
 
 Stands in front of another provisioner, which has the real machines (processes of this computer):
-an order waits until the trace has a machine to give, and when the trace takes machines away, some
-of those that run are preempted, with the trace's notice or without one.
+an order waits until the trace has a machine to give, or is refused when it has none, and when the
+trace takes machines away, some of those that run are preempted, with its notice or without one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from provision.trace import Place, SpotEvent, Trace
-from sailor.cluster.provisioner import NodeRequest, Notice, Provisioner, Released
+from sailor.cluster.provisioner import News, NodeRequest, Provisioner, Refused, Released
 from sailor.errors import CloudError
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,10 @@ class TraceProvisioner:
     """Implements Provisioner over another one, on the trace's terms. Needs a running event loop.
 
     ``play`` walks the trace and must run beside the job. ``on_capacity`` hears of (zone, machine
-    type, machines free beyond all orders) whenever there is more to be had. ``sleep`` waits; tests
-    give one that does not. Who is taken is drawn by ``seed``: a cloud does not ask who is needed.
+    type, machines free beyond all orders) whenever there is more to be had. An order for what is
+    not there waits, or is refused ``answer_s`` seconds later, as a cloud does. ``sleep`` waits;
+    tests give one that does not. Who is taken is drawn by ``seed``: a cloud does not ask who is
+    needed.
     """
 
     def __init__(
@@ -44,18 +46,22 @@ class TraceProvisioner:
         trace: Trace,
         *,
         seed: int = 0,
+        answer_s: float | None = None,
         on_capacity: Callable[[str, str, int], None] = lambda zone, machine_type, free: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._inner = inner
         self._trace = trace
         self._chance = random.Random(seed)
+        self._answer_s = answer_s
         self._on_capacity = on_capacity
         self._sleep = sleep
         self._capacity: dict[Place, int] = dict.fromkeys(trace.places, 0)
         self._held: dict[str, Place] = {}  # machines that run and are not told to go
         self._orders: dict[Place, deque[NodeRequest]] = {place: deque() for place in trace.places}
         self._known: set[str] = set()
+        self._answers: set[asyncio.Task[None]] = set()
+        self._news: asyncio.Queue[News | None] = asyncio.Queue()
         self._next = 0
         self._advance(0.0)
 
@@ -80,14 +86,17 @@ class TraceProvisioner:
             for place in self._capacity:
                 await self._serve(place)
 
-    async def request(self, request: NodeRequest) -> None:
-        """Order a machine: started now if the trace has one to give, else as soon as it has.
+    async def request(self, *requests: NodeRequest) -> None:
+        """Order machines: each started now if the trace has one to give, else as the class says.
 
         Raises CloudError for a zone and machine type the trace does not know, and what the inner
         provisioner refuses at once.
         """
-        if request.node in self._known:
-            return
+        for request in requests:
+            if request.node not in self._known:
+                await self._order(request)
+
+    async def _order(self, request: NodeRequest) -> None:
         place = (request.zone, request.machine_type)
         if place not in self._capacity:
             raise CloudError(
@@ -98,6 +107,25 @@ class TraceProvisioner:
         self._known.add(request.node)
         self._orders[place].append(request)
         await self._serve(place, asked=request)
+        if self._answer_s is not None and request in self._orders[place]:
+            answer = asyncio.create_task(self._refuse(request, after_s=self._answer_s))
+            self._answers.add(answer)
+            answer.add_done_callback(self._answers.discard)
+
+    async def _refuse(self, request: NodeRequest, *, after_s: float) -> None:
+        """Say that there is none, unless one has come in the meantime."""
+        await self._sleep(after_s)
+        place = (request.zone, request.machine_type)
+        if request not in self._orders[place]:
+            return
+        self._orders[place].remove(request)
+        self._known.discard(request.node)
+        error = CloudError(
+            f"no {request.machine_type} can be had in {request.zone} now",
+            code="E405",
+            why=f"the trace has {self._capacity[place]} to give, and they are taken",
+        )
+        self._news.put_nowait(Refused(node=request.node, error=error))
 
     async def release(self, node: str) -> Released:
         """Give a machine back, or withdraw its order; its place is free for the next one."""
@@ -111,12 +139,24 @@ class TraceProvisioner:
             await self._serve(place)
         return released
 
-    def notices(self) -> AsyncIterator[Notice]:
-        """The inner provisioner's notices, those of the trace among them."""
-        return self._inner.notices()
+    async def notices(self) -> AsyncIterator[News]:
+        """The inner provisioner's news, and refusals, until the inner one is closed."""
+        passing = asyncio.create_task(self._pass_on())
+        try:
+            while (news := await self._news.get()) is not None:
+                yield news
+        finally:
+            passing.cancel()
+
+    async def _pass_on(self) -> None:
+        async for news in self._inner.notices():
+            self._news.put_nowait(news)
+        self._news.put_nowait(None)
 
     async def close(self) -> tuple[Released, ...]:
         """Withdraw all orders and release all machines."""
+        for answer in self._answers:
+            answer.cancel()
         for orders in self._orders.values():
             orders.clear()
         self._held.clear()

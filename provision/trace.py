@@ -107,6 +107,26 @@ class Trace:
             events=events, seconds=self.seconds / factor, source=f"{self.source}, {factor:g}x"
         )
 
+    def fitting(self, most: int) -> Trace:
+        """The same trace scaled down so that no more than ``most`` machines are ever there.
+
+        Every place's level is multiplied by one factor and rounded down; a change that is too small
+        to show is left out, and so is its notice.
+        """
+        peak = max((sum(level.values()) for _, _, level in self.levels()), default=0)
+        if peak <= most:
+            return self
+        exact, shown = dict.fromkeys(self.places, 0), dict.fromkeys(self.places, 0)
+        events = []
+        for event in self.events:
+            place = (event.zone, event.machine_type)
+            exact[place] += event.delta
+            level = exact[place] * most // peak
+            if level != shown[place]:
+                events.append(replace(event, delta=level - shown[place]))
+                shown[place] = level
+        return replace(self, events=tuple(events), source=f"{self.source}, of {peak} machines")
+
     def announced(self, notice_seconds: float | None) -> Trace:
         """The same trace with every loss announced so long before, or not at all."""
         events = tuple(

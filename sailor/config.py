@@ -192,6 +192,28 @@ class TrainConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class TraceConfig:
+    """trace only: the past, or a drawn future, that this computer's machines follow."""
+
+    paths: list[str] = field(default_factory=list)
+    """Files in a format of docs/traces.md, one a zone where they name none; empty draws a trace."""
+    rates: str = "aws_v100_churny"
+    """Measured behaviour to draw from: a name in provision/spot_model.py."""
+    zones: int = 2
+    """Zones of a drawn trace, independent of each other."""
+    begin: str = "0s"
+    """Where in the trace the run begins, on the trace's own clock."""
+    length: str = "6h"
+    """How much of the trace is played; when it is over things stay as they are."""
+    faster: float = 60.0
+    """The trace's time is divided by this. Notices and all that machines do keep their length."""
+    most: int = 8
+    """Most machines at once, all zones together: larger traces are scaled down to it."""
+    notice: str | None = None
+    """How long before a loss its machine is told; null: as the file says, else without a word."""
+
+
+@dataclass(kw_only=True, slots=True)
 class CloudConfig:
     """Where machines come from and which of them may be used."""
 
@@ -213,6 +235,24 @@ class CloudConfig:
     """local only: worker processes per machine."""
     memory_per_gpu: str = "1GiB"
     """local only: memory each worker may use."""
+    replace: bool = True
+    """Whether another machine is asked for when one is lost."""
+    trace: TraceConfig = field(default_factory=TraceConfig)
+    """trace only."""
+    cluster: str | None = None
+    """slurm, kubernetes: SkyPilot's name of the cluster; null where it has only one."""
+    shared_files: bool = False
+    """Whether machines and this computer see the same files: text is then not copied to them."""
+    python: str | None = None
+    """Interpreter on the machines that has Sailor's requirements; null installs them."""
+    nodes_per_cluster: int = 4
+    """Most machines rented as one: they come together, and are given back together."""
+    launches: int = 3
+    """Most clusters asked for at the same time."""
+    join: str = "20min"
+    """A machine that has not reported this long after it was asked for is given back."""
+    idle: str = "15min"
+    """A cluster that nobody uses ends itself after this long, where the cloud can do that."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -254,9 +294,11 @@ class RuntimeConfig:
     """The clockwork of a run. Every wait is bounded by one of these durations."""
 
     device: Device | None = None
-    """What workers compute on; null is the CPU for cloud=local and CUDA elsewhere."""
+    """What workers compute on; null is the CPU for machines without GPU and CUDA elsewhere."""
     host: str = "127.0.0.1"
     """Address the controller listens on."""
+    address: str | None = None
+    """Address at which machines reach the controller; null is ``host``."""
     port: int = 0
     """Port the controller listens on; 0 takes a free one."""
     heartbeat: str = "0.2s"
@@ -267,8 +309,8 @@ class RuntimeConfig:
     """A node whose connection broke may come back within this time."""
     lease: str = "60s"
     """An agent that hears nothing from the controller for this long ends itself and its workers."""
-    assemble: str = "120s"
-    """For the first machines to report."""
+    assemble: str | None = None
+    """For the first machines to report; null is 120s on this computer, cloud.join elsewhere."""
     halt: str = "10s"
     """For workers to stand still at once."""
     boundary: str = "60s"
@@ -351,6 +393,8 @@ class RunConfig:
 
     name: str | None = None
     """Name of the run folder; null makes one from model, cloud and configuration."""
+    all: bool = False
+    """down only: every run of runs_dir, and whatever else of ours SkyPilot lists."""
     fresh: bool = False
     """Start over: an existing folder of that name is set aside, never removed."""
 

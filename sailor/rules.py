@@ -30,6 +30,7 @@ _SECONDS = {
     "runtime.silence": "5s", "runtime.reconnect": "0.4s", "runtime.lease": "60s",
     "runtime.assemble": "120s", "runtime.halt": "10s", "runtime.boundary": "60s",
     "runtime.plan": "30s", "runtime.prepare": "30s", "runtime.restore": "30s",
+    "cloud.join": "20min", "cloud.idle": "15min", "cloud.trace.length": "6h",
     "runtime.switch": "60s", "runtime.save": "120s", "runtime.leave_margin": "3s",
 }  # fmt: skip
 
@@ -47,6 +48,8 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "optim.warmup_steps": (0, None), "optim.decay_steps": (0, None), "optim.beta1": (0, 0.999999),
     "optim.beta2": (0, 0.999999), "optim.epsilon": (1e-30, None), "optim.weight_decay": (0, None),
     "optim.clip_norm": (0, None),
+    "cloud.trace.zones": (1, 26), "cloud.trace.faster": (1e-3, 1e6), "cloud.trace.most": (1, 64),
+    "cloud.nodes_per_cluster": (1, None), "cloud.launches": (1, 8),
     "cloud.max_nodes": (1, None), "cloud.nodes": (1, 64), "cloud.gpus_per_node": (1, 64),
     "budget.total_usd": (0, None), "budget.per_hour_usd": (0, None),
     "planner.tensor_parallel": (1, None), "planner.pipeline_parallel": (1, None),
@@ -70,12 +73,19 @@ def validate(config: Config) -> list[Problem]:
 
 def _units(flat: dict[str, Any]) -> Iterator[Problem]:
     yield from _parsed(flat, _SECONDS, parse_seconds)
+    yield from _parsed(
+        flat, {"cloud.trace.begin": "1h", "cloud.trace.notice": "5s"}, parse_seconds, zero=True
+    )
     yield from _parsed(flat, {"cloud.memory_per_gpu": "80GiB"}, parse_bytes)
     yield from _parsed(flat, {"train.tokens": "20B"}, parse_count)
 
 
 def _parsed(
-    flat: dict[str, Any], examples: dict[str, str], parse: Callable[[Any], float]
+    flat: dict[str, Any],
+    examples: dict[str, str],
+    parse: Callable[[Any], float],
+    *,
+    zero: bool = False,
 ) -> Iterator[Problem]:
     for key, example in examples.items():
         text = flat[key]
@@ -89,7 +99,7 @@ def _parsed(
             fix = f"{text}{example.lstrip('0123456789.')}" if bare else example
             yield Problem(key=key, what=str(error), fix=f"{key}={fix}")
         else:
-            if value <= 0:
+            if value < 0 or (value == 0 and not zero):
                 what = f"{text!r} is not more than zero"
                 yield Problem(key=key, what=what, fix=f"{key}={example}")
 

@@ -34,6 +34,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "plan_chosen": ("plan", "describe", "estimate_step_s", "estimate_usd_per_hour"),
     "node_requested": ("node", "zone", "machine_type", "spot", "price_per_hour"),
     "node_started": ("node",),  # optional: the cloud says that it runs and costs money from now on
+    "node_refused": ("node", "code", "why", "retry_s", "lasting"),
     "node_joined": ("node", "zone", "machine_type", "pid", "workers"),
     "worker_up": ("worker", "pid"),
     "worker_lost": ("worker", "cause", "silent_s"),
@@ -65,6 +66,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "unparked": (),
     "stop_asked": ("end", "why"),
     "node_released": ("node", "proof"),
+    "recruiting": ("decision", "node", "why"),
     "fault_injected": ("fault", "target", "at"),
     "run_ended": ("end", "why", "exit_code"),
 }  # fmt: skip

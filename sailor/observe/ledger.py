@@ -75,6 +75,10 @@ class Ledger:
                 self._requested(event, node)
             case "node_started":
                 self._life(event, node).started_at = event.t
+            case "node_refused":
+                life = self._life(event, node)
+                life.started_at = life.released_at = event.t  # never rented, so never paid
+                life.proof = f"refused: {event.get('why', '')}"
             case "node_joined":
                 life = self._life(event, node)
                 if life.gone_at is not None:  # same name, another machine

@@ -31,6 +31,8 @@ def tell(event: Event, history: RunHistory) -> str | None:
     match event.kind:
         case "node_requested" if history.trains:
             return f"+ {event['node']} asked for, {_place(event)}"
+        case "node_refused":
+            return f"! {event['node']} cannot be had ({event.get('why')})"
         case "node_joined" if history.trains:
             return f"+ {event['node']} joined, {_place(event)}"
         case "worker_up" if not str(event["worker"]).endswith(".1"):

@@ -20,7 +20,14 @@ from sailor.checkpoint import store
 from sailor.checkpoint.placement import peers
 from sailor.checkpoint.restore import Copy, Restore, choose
 from sailor.clock import Clock, WallClock
-from sailor.cluster.provisioner import NodeRequest, Provisioner, Released
+from sailor.cluster.provisioner import (
+    NodeRequest,
+    Notice,
+    Provisioner,
+    Refused,
+    Released,
+    Started,
+)
 from sailor.errors import NoFeasiblePlan
 from sailor.parallel.boxes import all_boxes
 from sailor.parallel.layout import Layout, Member
@@ -39,9 +46,16 @@ from sailor.runtime.transport import Link, LinkClosed, address_of, listen
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+FIRST_PAUSE_S = 1.0  # what a planned change is taken to cost before one was seen
 
 T = TypeVar("T")
 Replanner = Callable[[Sequence[Member]], Plan]
+
+
+class NotWorth(Protocol):
+    """Why a change from one plan to another, both possible, does not pay; "" when it does."""
+
+    def __call__(self, old: Plan, new: Plan, *, steps_left: int, pause_s: float) -> str: ...
 
 
 class EventSink(Protocol):
@@ -65,6 +79,7 @@ class ControllerSettings:
     reconnect_s: float = 0.4
     silence_s: float = 5.0
     keep: int = 2
+    leave_s: float = 120.0  # for a machine that is given back to hand over what it holds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,11 +102,14 @@ class Controller:
         identity: Identity,
         replan: Replanner,
         events: EventSink,
+        not_worth: NotWorth | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings
         self._identity = identity
         self._replan = replan
+        self._not_worth = not_worth
+        self._planned_pause_s = FIRST_PAUSE_S
         self._events = events
         self._clock = clock or WallClock()
         self._queue: asyncio.Queue[s.Event] = asyncio.Queue()
@@ -123,17 +141,30 @@ class Controller:
         """Finish the step, save, end. Safe to call from a signal handler of the loop."""
         self._queue.put_nowait(s.StopAsked(at=self._clock.now(), end=end, why=why))
 
-    async def add_node(self, request: NodeRequest) -> None:
-        """Ask the provisioner for one more machine. Raises CloudError when it refuses."""
-        self._events.write(
-            "node_requested",
-            node=request.node,
-            zone=request.zone,
-            machine_type=request.machine_type,
-            spot=request.spot,
-            price_per_hour=request.price_per_hour,
-        )
-        await self._provisioner.request(request)
+    async def add_nodes(self, *requests: NodeRequest) -> None:
+        """Ask the provisioner for more machines. Raises CloudError when it refuses one at once."""
+        for request in requests:
+            self._events.write(
+                "node_requested",
+                node=request.node,
+                zone=request.zone,
+                machine_type=request.machine_type,
+                spot=request.spot,
+                price_per_hour=request.price_per_hour,
+            )
+        await self._provisioner.request(*requests)
+
+    def give_back(self, node: str, reason: str) -> None:
+        """Release a machine that the run does not need, or that did not come.
+
+        One that has a role leaves it first, by a planned transition, as after a notice.
+        """
+        if node in self._roster.agents:
+            seconds = self.settings.leave_s
+            self._events.write("notice", node=node, seconds=seconds, source=f"given back: {reason}")
+            self._put(s.Noticed(at=self._clock.now(), node=node, seconds=seconds))
+        else:
+            self._beside(self._execute(s.Release(node=node, reason=reason)))
 
     # The run
 
@@ -154,7 +185,7 @@ class Controller:
         self._beside(self._ticks())
         self._beside(self._watch_notices())
         try:
-            await asyncio.gather(*(self.add_node(request) for request in self.settings.nodes))
+            await self.add_nodes(*self.settings.nodes)
             while self._outcome is None:
                 await self._handle(await self._queue.get())
         finally:
@@ -211,14 +242,32 @@ class Controller:
             self._queue.put_nowait(s.Tick(at=now))
 
     async def _watch_notices(self) -> None:
-        async for notice in self._provisioner.notices():
-            self._events.write(
-                "notice", node=notice.node, seconds=notice.seconds, source=notice.source
-            )
-            if notice.seconds <= 0 and notice.node not in self._roster.agents:
-                self._lose(notice.node, notice.source, 0.0)  # it will never dial in
-                continue
-            self._put(s.Noticed(at=self._clock.now(), node=notice.node, seconds=notice.seconds))
+        async for news in self._provisioner.notices():
+            match news:
+                case Notice():
+                    self._events.write(
+                        "notice", node=news.node, seconds=news.seconds, source=news.source
+                    )
+                    if news.seconds <= 0 and news.node not in self._roster.agents:
+                        self._lose(news.node, news.source, 0.0)  # it will never dial in
+                        continue
+                    self._put(s.Noticed(at=self._clock.now(), node=news.node, seconds=news.seconds))
+                case Started():
+                    self._events.write("node_started", node=news.node)
+                case Refused():
+                    self._events.write(
+                        "node_refused",
+                        node=news.node,
+                        code=news.error.code,
+                        why=news.error.what,
+                        detail=news.error.why,
+                        fix=news.error.fix,
+                        retry_s=news.retry_s,
+                        lasting=news.lasting,
+                    )
+                case Released() if news.node not in self._roster.agents:
+                    # A member's end is for its heartbeat to tell: no cloud is as quick.
+                    self._note_released(news)
 
     def _put(self, event: s.Event) -> None:
         self._queue.put_nowait(event)
@@ -542,6 +591,8 @@ class Controller:
                     zip(layout.workers, layout.coordinates, strict=True)
                 )
             ]
+        if command.kind == "pause" and fields["planned"]:
+            self._planned_pause_s = float(fields["total_s"])
         self._events.write(command.kind, generation=generation, **fields)
 
     async def _tell(self, nodes: Sequence[str], message: m.Message) -> None:
@@ -551,16 +602,18 @@ class Controller:
         layout, why = None, ""
         try:
             plan = await asyncio.to_thread(self._replan, command.members)
-            layout = await asyncio.to_thread(
-                partial(
-                    Layout.of,
-                    plan,
-                    spec=self.settings.run.spec,
-                    pieces=self.settings.run.pieces,
-                    members=command.members,
-                    previous=command.previous,
+            why = await asyncio.to_thread(self._reason_to_stay, command, plan)
+            if not why:
+                layout = await asyncio.to_thread(
+                    partial(
+                        Layout.of,
+                        plan,
+                        spec=self.settings.run.spec,
+                        pieces=self.settings.run.pieces,
+                        members=command.members,
+                        previous=command.previous,
+                    )
                 )
-            )
         except NoFeasiblePlan as error:
             why = error.what
         except Exception as error:  # whatever planning runs into, the run must hear of it
@@ -568,6 +621,21 @@ class Controller:
             why = f"planning failed: {error!r}"
         self._put(
             s.Planned(at=self._clock.now(), generation=command.generation, layout=layout, why=why)
+        )
+
+    def _reason_to_stay(self, command: s.Replan, plan: Plan) -> str:
+        """Why a change that nothing forces is not worth its pause; "" to make it."""
+        run, before = self._run, command.previous
+        if self._not_worth is None or before is None or not run.training:
+            return ""
+        staying = {worker for member in command.members for worker in member.workers}
+        if not staying.issuperset(before.workers):
+            return ""  # somebody leaves: things cannot stay as they are
+        return self._not_worth(
+            before.plan,
+            plan,
+            steps_left=run.total_steps - run.step,
+            pause_s=self._planned_pause_s,
         )
 
     async def _prepare(self, command: s.SendPrepare) -> None:

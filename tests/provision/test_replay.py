@@ -10,7 +10,7 @@ import pytest
 from provision.local import LocalProvisioner
 from provision.replay import TraceProvisioner
 from provision.trace import SpotEvent, Trace
-from sailor.cluster.provisioner import NodeRequest, Notice, Provisioner, Released
+from sailor.cluster.provisioner import News, NodeRequest, Notice, Provisioner, Refused, Released
 from sailor.errors import CloudError
 
 
@@ -21,16 +21,17 @@ class Inner:
         self.asked: list[tuple[Any, ...]] = []
         self.refuse: set[str] = set()
 
-    async def request(self, request: NodeRequest) -> None:
-        if request.node in self.refuse:
-            raise CloudError(f"no {request.node}", code="E405")
-        self.asked.append(("request", request.node))
+    async def request(self, *requests: NodeRequest) -> None:
+        for request in requests:
+            if request.node in self.refuse:
+                raise CloudError(f"no {request.node}", code="E405")
+            self.asked.append(("request", request.node))
 
     async def release(self, node: str) -> Released:
         self.asked.append(("release", node))
         return Released(node=node, released=True, proof="seen")
 
-    async def notices(self) -> AsyncIterator[Notice]:
+    async def notices(self) -> AsyncIterator[News]:
         yield Notice(node="node-1", seconds=1.0, source="inner")
 
     async def close(self) -> tuple[Released, ...]:
@@ -50,6 +51,22 @@ class Inner:
         """What was asked since the last call."""
         asked, self.asked = self.asked, []
         return asked
+
+
+class LastingInner(Inner):
+    """Its news ends when it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = asyncio.Event()
+
+    async def notices(self) -> AsyncIterator[News]:
+        yield Notice(node="node-1", seconds=1.0, source="inner")
+        await self.closed.wait()
+
+    async def close(self) -> tuple[Released, ...]:
+        self.closed.set()
+        return await super().close()
 
 
 class HandSleep:
@@ -111,6 +128,35 @@ def test_orders_wait_until_the_trace_has_a_machine() -> None:
         assert inner.take() == []
         await sleep.until(50)
         assert inner.take() == [("request", "node-2"), ("request", "node-3")]
+        await playing
+
+    asyncio.run(check())
+
+
+def test_what_is_not_there_is_refused_when_the_trace_answers() -> None:
+    async def check() -> None:
+        inner, sleep = LastingInner(), HandSleep()
+        spot = TraceProvisioner(
+            inner, trace((0, "a", 1, None), (12, "a", 1, None)), sleep=sleep, answer_s=10.0
+        )
+        playing = asyncio.create_task(spot.play())
+        await spot.request(order("node-1"), order("node-2"))
+        news = spot.notices()
+        assert await anext(news) == Notice(node="node-1", seconds=1.0, source="inner")
+        await sleep.until(5)
+        await spot.request(order("node-3"))
+        await sleep.until(10)
+        refused = await anext(news)
+        assert isinstance(refused, Refused)
+        assert (refused.node, refused.error.code, refused.lasting) == ("node-2", "E405", False)
+        await sleep.until(15)  # node-3 got the machine that came at 12
+        assert inner.take() == [("request", "node-1"), ("request", "node-3")]
+        await spot.request(order("node-2"))  # a name that was refused may be asked for again
+        await sleep.until(40)
+        assert isinstance(await anext(news), Refused)
+        await spot.close()
+        assert [n async for n in news] == []
+        assert inner.take() == [("close",)]
         await playing
 
     asyncio.run(check())

@@ -222,3 +222,20 @@ def test_the_rates_of_a_recorded_preemption_trace_are_found_again() -> None:
     found = statistics(Trace(events=tuple(events), seconds=seconds, source="x"), window=gap / 2)
     assert found.node_hours_per_loss == pytest.approx(16.7, rel=0.02)
     assert found.mean_bulk == pytest.approx(1.25, rel=0.02)
+
+
+def test_a_large_trace_is_scaled_down_to_the_machines_there_are() -> None:
+    changes = [(0.0, "a", 8), (0.0, "b", 8), (5.0, "a", -3), (6.0, "a", -1), (9.0, "b", -8)]
+    large = Trace(
+        events=tuple(
+            SpotEvent(t=t, zone=zone, machine_type="m", delta=delta) for t, zone, delta in changes
+        ),
+        seconds=10.0,
+        source="made here",
+    )
+    small = large.fitting(4)
+    assert small.capacity_at(0.0) == {("a", "m"): 2, ("b", "m"): 2}
+    assert small.capacity_at(5.0) == {("a", "m"): 1, ("b", "m"): 2}  # 5 of 16 are 1.25 of 4
+    assert small.capacity_at(6.0) == {("a", "m"): 1, ("b", "m"): 2}
+    assert small.capacity_at(9.0) == {("a", "m"): 1, ("b", "m"): 0}
+    assert large.fitting(16) is large

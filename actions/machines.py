@@ -1,0 +1,209 @@
+"""Which machines a run asks for first, and who rents them: the one place that knows every cloud."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from actions.domain import HERE
+from actions.planning import Question
+from actions.traces import trace_of, zones_of
+from provision.catalog import LOCAL_MACHINE, LOCAL_ZONES
+from provision.clusters import ClusterProvisioner, end_leftovers
+from provision.faults import Machines
+from provision.local import LocalProvisioner
+from provision.local import end_leftovers as end_local_leftovers
+from provision.outlook import Place
+from provision.payload import make_payload
+from provision.placement import INFRAS, Placement, placement
+from provision.replay import TraceProvisioner
+from provision.sky_launcher import AgentOrder, SkyLauncher, SkyProcess
+from provision.trace import Trace
+from sailor.cluster.pool import Offer
+from sailor.cluster.provisioner import NodeRequest, Provisioner, Released
+from sailor.config import Config
+from sailor.errors import CloudError
+from sailor.planner.question import Candidate
+from sailor.units import parse_seconds
+
+# A cloud takes about a minute to say that it has nothing; played faster, a trace says it sooner.
+_ANSWER_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machinery:
+    """Who rents, and what goes with it.
+
+    ``leftovers`` ends what an earlier start of the run left behind. ``breakable`` takes faults,
+    where machines are ours to break. ``play`` must run beside the job, ``close`` be called at the
+    end, where there is such a thing.
+    """
+
+    provisioner: Provisioner
+    leftovers: Callable[[], Awaitable[tuple[Released, ...]]]
+    breakable: Machines | None = None
+    play: Callable[[], Coroutine[Any, Any, None]] | None = None
+    close: Callable[[], Awaitable[None]] | None = None
+
+
+def first_requests(config: Config, chosen: Candidate) -> tuple[NodeRequest, ...]:
+    """The machines a run starts with: those of its plan, or this computer's, spread over zones."""
+    if config.cloud.name == "trace":
+        return _spread(config, _trace_zones(trace_of(config), nodes=config.cloud.nodes))
+    if config.cloud.name in HERE:
+        return _spread(config, cycle(LOCAL_ZONES))
+    offers = [
+        rental.offer for rental in chosen.rentals for _ in range(rental.num_machines)
+    ]  # fmt: skip
+    return tuple(
+        NodeRequest(
+            node=f"node-{number}",
+            zone=offer.zone.name,
+            machine_type=offer.machine_type.name,
+            spot=offer.spot,
+            price_per_hour=offer.price_per_hour,
+        )
+        for number, offer in enumerate(offers, start=1)
+    )
+
+
+def offers_by_place(config: Config, asked: Question) -> dict[Place, Offer]:
+    """Everything a run may ask for later; of a place offered twice, the cheaper offer."""
+    offers: dict[Place, Offer] = {}
+    for offer in sorted(asked.catalogue.pool.offers, key=lambda o: -o.price_per_hour):
+        offers[offer.zone.name, offer.machine_type.name, offer.spot] = offer
+    if config.cloud.name in HERE:
+        # Whoever is lost in one zone may be replaced in another: no zone has a number of its own.
+        most = config.cloud.trace.most if config.cloud.name == "trace" else config.cloud.max_nodes
+        offers = {place: replace(offer, count=most) for place, offer in offers.items()}
+    return offers
+
+
+def machinery(
+    config: Config,
+    asked: Question,
+    *,
+    run: str,
+    folder: Path,
+    controller: tuple[str, int],
+    identity: Path,
+    tokens: Path,
+    tell_capacity: Callable[[Place], None],
+) -> Machinery:
+    """Whoever rents machines for a run, ready to be asked. Needs a running event loop."""
+    if config.cloud.name not in HERE:
+        return _clusters(
+            config, asked, run=run, folder=folder, controller=controller, identity=identity,
+            tokens=tokens,
+        )  # fmt: skip
+    trace = trace_of(config) if config.cloud.name == "trace" else None
+    local = LocalProvisioner(
+        run=run,
+        folder=folder,
+        controller=controller,
+        identity=identity,
+        slots={LOCAL_MACHINE: config.cloud.gpus_per_node},
+        zones=LOCAL_ZONES if trace is None else zones_of(trace),
+    )
+    leftovers = partial(end_local_leftovers, folder, run=run)
+    if trace is None:
+        return Machinery(provisioner=local, leftovers=leftovers, breakable=local)
+    spot = TraceProvisioner(
+        local,
+        trace,
+        seed=config.seed,
+        answer_s=_ANSWER_S / config.cloud.trace.faster,
+        on_capacity=lambda zone, machine_type, free: tell_capacity((zone, machine_type, True)),
+    )
+    return Machinery(provisioner=spot, leftovers=leftovers, breakable=spot, play=spot.play)
+
+
+def placements(
+    config: Config, asked: Question, *, zone_names: Mapping[str, str] | None = None
+) -> Callable[[NodeRequest], Placement]:
+    """How each machine on offer is asked for. The function raises CloudError E404."""
+    offers = {
+        (offer.zone.name, offer.machine_type.name): offer for offer in asked.catalogue.pool.offers
+    }
+
+    def place(request: NodeRequest) -> Placement:
+        offer = offers.get((request.zone, request.machine_type))
+        if offer is None:
+            raise CloudError(
+                f"{config.cloud.name} has no {request.machine_type} in {request.zone}",
+                code="E404",
+                fix="cloud.zones=[]",
+            )
+        return placement(
+            offer.machine_type, zone=offer.zone, spot=request.spot, zone_names=zone_names
+        )
+
+    return place
+
+
+def _clusters(
+    config: Config, asked: Question, *, run: str, folder: Path, controller: tuple[str, int],
+    identity: Path, tokens: Path,
+) -> Machinery:  # fmt: skip
+    cloud = config.cloud
+    mounts = {} if cloud.shared_files else {remote_tokens(tokens): tokens}
+    sky = SkyProcess(log_path=folder / "logs" / "skypilot.log")
+    launcher = SkyLauncher(
+        cloud=cloud.name,
+        run=run,
+        sky=sky,
+        place=placements(config, asked),
+        agent=AgentOrder(
+            controller=(config.runtime.address or controller[0], controller[1]),
+            identity=identity,
+            slots={
+                name: machine.num_gpus
+                for name, machine in asked.catalogue.pool.machine_types.items()
+            },
+            python=cloud.python or "",
+            mounts=mounts,
+        ),
+        payload=make_payload(folder / ".payload"),
+        idle_minutes=max(1, round(parse_seconds(cloud.idle) / 60)),
+    )
+    provisioner = ClusterProvisioner(
+        folder=folder,
+        launcher=launcher,
+        nodes_per_cluster=min(cloud.nodes_per_cluster, INFRAS[cloud.name].most_nodes),
+        launches_in_flight=cloud.launches,
+        launch_s=parse_seconds(cloud.join),
+    )
+    return Machinery(
+        provisioner=provisioner,
+        leftovers=partial(end_leftovers, folder, launcher=launcher),
+        close=sky.close,
+    )
+
+
+def remote_tokens(tokens: Path) -> str:
+    """Where text made into tokens lies on a machine that does not share our files."""
+    return f"/tmp/sailor-tokens/{tokens.name}"
+
+
+def _spread(config: Config, zones: Iterable[str]) -> tuple[NodeRequest, ...]:
+    return tuple(
+        NodeRequest(node=f"node-{number}", zone=zone, machine_type=LOCAL_MACHINE, spot=True)
+        for number, zone in zip(range(1, config.cloud.nodes + 1), zones, strict=False)
+    )
+
+
+def _trace_zones(trace: Trace, *, nodes: int) -> Sequence[str]:
+    """A zone for each machine: in turn, as far as each has some to give at the beginning."""
+    left = {zone: count for (zone, _), count in trace.capacity_at(0.0).items()}
+    zones: list[str] = []
+    for zone in cycle(list(left)):
+        if len(zones) == nodes:
+            break
+        if left[zone] > 0 or max(left.values()) <= 0:
+            left[zone] -= 1
+            zones.append(zone)
+    return zones

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# What a rented machine runs: "bootstrap.sh install" once, then "bootstrap.sh agent" on every node.
+#
+# Beside it lie code.tar.gz and requirements.txt. The environment says the rest, nothing secret in
+# it: SAILOR_DIGEST names the code, SAILOR_NODES the cluster's nodes by rank, SAILOR_PYTHON an
+# interpreter that has the requirements already (empty: they are installed), SAILOR_ZONE,
+# SAILOR_MACHINE_TYPE, SAILOR_SLOTS and SAILOR_CONTROLLER are the agent's arguments. The run's keys
+# lie in the folder beside this one. SkyPilot adds SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# The user's own home: on Slurm, SkyPilot gives each cluster another one, and what is installed
+# should serve the next cluster too.
+home=$(getent passwd "$(id -un)" | cut -d: -f6)
+place=$home/.cache/sailor/$SAILOR_DIGEST
+
+install() {
+  mkdir -p "$place"
+  # Nodes may share a home: one installs, the others wait.
+  exec 9>"$place/.lock"
+  flock 9
+  [ -f "$place/.complete" ] && return
+  rm -rf "$place/src" "$place/venv"
+  mkdir "$place/src"
+  tar -xzf "$here/code.tar.gz" -C "$place/src"
+  if [ -z "${SAILOR_PYTHON:-}" ]; then
+    make_environment
+    "$place/venv/bin/python" -m pip install --quiet -r "$here/requirements.txt"
+  fi
+  touch "$place/.complete"
+}
+
+make_environment() {
+  local python
+  for python in python3.13 python3.12 python3.11 python3; do
+    if "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      "$python" -m venv "$place/venv"
+      return
+    fi
+  done
+  # SkyPilot has brought uv; it fetches a Python where there is none new enough.
+  "$(command -v uv || echo "$HOME/.local/bin/uv")" venv --seed --python 3.11 "$place/venv"
+}
+
+agent() {
+  local nodes rank=$SKYPILOT_NODE_RANK node address python
+  read -ra nodes <<<"$SAILOR_NODES"
+  node=${nodes[$rank]}
+  address=$(sed -n "$((rank + 1))p" <<<"$SKYPILOT_NODE_IPS")
+  python=${SAILOR_PYTHON:-$place/venv/bin/python}
+  # A machine that is told to go says so to the agent itself; this shell waits for it to leave.
+  trap : TERM
+  PYTHONPATH=$place/src "$python" -m sailor.runtime.agent \
+    --node "$node" --zone "$SAILOR_ZONE" --machine-type "$SAILOR_MACHINE_TYPE" \
+    --slots "$SAILOR_SLOTS" --controller "$SAILOR_CONTROLLER" --identity "$here/../identity" \
+    --host "$address" &
+  local pid=$! code=0
+  while kill -0 "$pid" 2>/dev/null; do
+    code=0
+    wait "$pid" || code=$?
+  done
+  echo "agent of $node ended with $code"
+  # Always 0: an agent that failed must not take the cluster's other machines with it.
+}
+
+"$1"
