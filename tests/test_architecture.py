@@ -60,7 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "sailor.observe": {"sailor.plan", "sailor.observe.redact"},
     "sailor.observe.redact": set(),
-    "sailor.simulate": {"sailor.runtime.lifecycle", "sailor.planner"},
+    # of observe: what measured runs cost
+    "sailor.simulate": {"sailor.runtime.lifecycle", "sailor.planner", "sailor.observe"},
     "sailor.errors": set(),
     "sailor.units": set(),
     "sailor.clock": set(),

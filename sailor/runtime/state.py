@@ -235,7 +235,10 @@ class Planned(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodePrepared(Event):
-    """A node is ready for the next generation. ``others`` are so at the same moment (only the simulator knows that)."""
+    """A node is ready for the next generation.
+
+    ``others`` are so at the same moment (only the simulator knows that).
+    """
 
     generation: int
     node: str
