@@ -17,7 +17,7 @@ from actions.console import Console
 from actions.limits import refuse_when_spent, watch
 from actions.planning import Question, question
 from actions.run_folder import config_digest
-from actions.signals import stop_signals
+from actions.signals import signals_restored, stop_signals
 from provision.catalog import LOCAL_ZONES
 from provision.faults import FaultInjector
 from provision.local import LocalProvisioner, end_leftovers
@@ -40,7 +40,7 @@ EXIT_CODES = {End.done: 0, End.failed: 1, End.diverged: 6, End.limit: 7, End.int
 
 def run(config: Config, console: Console) -> int:
     """Train. Returns the exit code of docs/architecture.md; raises SailorError before it starts."""
-    with begin(config, console) as beginning:
+    with signals_restored(), begin(config, console) as beginning:
         if beginning is None:
             return 0
         return _Training(config=config, console=console, beginning=beginning).run()

@@ -39,6 +39,7 @@ from sailor.runtime.transport import Link, LinkClosed, address_of, listen
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+HELLO_S = 10.0  # for a new connection's first word
 
 T = TypeVar("T")
 Replanner = Callable[[Sequence[Member]], Plan]
@@ -244,7 +245,11 @@ class Controller:
 
     async def _serve(self, link: Link) -> None:
         """One agent's connection, from Hello to its end."""
-        hello = await asyncio.wait_for(link.receive(), 10.0)
+        try:
+            hello = await asyncio.wait_for(link.receive(), HELLO_S)
+        except TimeoutError:
+            log.warning("%s said nothing for %.0f s, closing", link.peer, HELLO_S)
+            return
         if not isinstance(hello, m.Hello):
             log.warning("%s did not say hello, closing", link.peer)
             return
