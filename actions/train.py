@@ -19,7 +19,7 @@ from actions.limits import refuse_when_spent, watch
 from actions.machines import Machinery, first_requests, machinery, offers_by_place
 from actions.planning import Question, question
 from actions.run_folder import config_digest
-from actions.signals import stop_signals
+from actions.signals import signals_restored, stop_signals
 from actions.worth import Worth
 from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
@@ -46,7 +46,7 @@ EXIT_CODES = {End.done: 0, End.failed: 1, End.diverged: 6, End.limit: 7, End.int
 
 def run(config: Config, console: Console) -> int:
     """Train. Returns the exit code of docs/architecture.md; raises SailorError before it starts."""
-    with begin(config, console) as beginning:
+    with signals_restored(), begin(config, console) as beginning:
         if beginning is None:
             return 0
         return _Training(config=config, console=console, beginning=beginning).run()

@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 FIRST_PAUSE_S = 1.0  # what a planned change is taken to cost before one was seen
+HELLO_S = 10.0  # for a new connection's first word
 
 T = TypeVar("T")
 Replanner = Callable[[Sequence[Member]], Plan]
@@ -293,8 +294,12 @@ class Controller:
 
     async def _serve(self, link: Link) -> None:
         """One agent's connection, from Hello to its end."""
-        async with asyncio.timeout(10.0):
-            hello = await link.receive()
+        try:
+            async with asyncio.timeout(HELLO_S):
+                hello = await link.receive()
+        except TimeoutError:
+            log.warning("%s said nothing for %.0f s, closing", link.peer, HELLO_S)
+            return
         if not isinstance(hello, m.Hello):
             log.warning("%s did not say hello, closing", link.peer)
             return

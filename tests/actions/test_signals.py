@@ -8,7 +8,13 @@ import signal
 
 import pytest
 
-from actions.signals import stop_signals
+from actions.signals import signals_restored, stop_signals
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    with signals_restored():
+        yield
 
 
 async def _send(*numbers: int) -> tuple[list[str], list[int]]:
@@ -50,7 +56,10 @@ def test_a_terminal_that_closes_twice_still_saves():
     assert ended == []
 
 
-def test_signals_are_as_before_afterwards():
+def test_while_the_report_is_written_signals_are_ignored_and_then_as_before():
+    """One in that moment once ended a run that was saved with the code of one that was not."""
     before = signal.getsignal(signal.SIGTERM)
-    asyncio.run(_send(signal.SIGTERM))
+    with signals_restored():
+        asyncio.run(_send(signal.SIGTERM))
+        os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before

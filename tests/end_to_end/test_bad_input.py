@@ -38,7 +38,7 @@ def refused(ended: Ended, *, exit_code: int, code: str) -> list[str]:
 def test_a_wrong_wish_is_one_message_with_a_way_out(
     place: Place, arguments, exit_code, code, words
 ):
-    lines = refused(place.train(*arguments), exit_code=exit_code, code=code)
+    lines = refused(place.call(*arguments), exit_code=exit_code, code=code)
     for word in words:
         assert any(word in line for line in lines), lines
 
@@ -46,5 +46,5 @@ def test_a_wrong_wish_is_one_message_with_a_way_out(
 def test_an_empty_folder_of_text_is_refused_and_the_folder_kept(place: Place):
     empty = place.root / "empty"
     empty.mkdir(exist_ok=True)
-    refused(place.train(f"data.path={empty}"), exit_code=5, code="E502")
+    refused(place.call(f"data.path={empty}"), exit_code=5, code="E501")
     assert list(empty.iterdir()) == []

@@ -232,16 +232,14 @@ class Place:
         ``script`` is what goes wrong, as in a file of faults. Later arguments win over ``base``.
         """
         name = name or f"t{secrets.token_hex(5)}"
-        self.runs.mkdir(exist_ok=True)
-        words = [*QUIET, *base, *self._data(), f"runs_dir={self.runs}", f"run.name={name}"]
         if script:
             path = self.root / f"{name}.faults.yaml"
             path.write_text(yaml.safe_dump([dict(entry) for entry in script]))
-            words.append(f"faults={path}")
+            arguments = (f"faults={path}", *arguments)
         printed = self.root / f"{name}-{secrets.token_hex(2)}.out"
         with printed.open("wb") as out, printed.with_suffix(".err").open("wb") as err:
             process = subprocess.Popen(
-                [sys.executable, str(ROOT / "run.py"), *_latest([*words, *arguments])],
+                self._command(name, *base, *arguments),
                 cwd=self.root, env=self.environment(), stdin=subprocess.DEVNULL, stdout=out,
                 stderr=err, start_new_session=True,
             )  # fmt: skip
@@ -256,12 +254,29 @@ class Place:
         with self.start(*arguments, **more) as running:
             return running.wait()
 
+    def call(self, *arguments: str, name: str | None = None) -> Ended:
+        """A command that ends without starting anything: refused, or done already."""
+        name = name or f"t{secrets.token_hex(5)}"
+        done = subprocess.run(
+            self._command(name, *MODEL, *PATIENT, *arguments),
+            cwd=self.root, env=self.environment(), stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+        folder = self.runs / name
+        return Ended(code=done.returncode, out=done.stdout, err=done.stderr, folder=folder)
+
     def environment(self) -> dict[str, str]:
         """That of our commands: the slow cores, and no configuration of the user's own."""
         return {**os.environ, "XDG_CACHE_HOME": str(self.root / "cache")}
 
-    def _data(self) -> list[str]:
-        return ["data=text", f"data.path={self.text}", f"data.cache={self.root / 'cache'}"]
+    def _command(self, name: str, *arguments: str) -> list[str]:
+        """One word for each key, the last one: Hydra refuses a group that is named twice."""
+        words = [
+            *QUIET, "data=text", f"data.path={self.text}", f"data.cache={self.root / 'cache'}",
+            f"runs_dir={self.runs}", f"run.name={name}", *arguments,
+        ]  # fmt: skip
+        latest = {word.partition("=")[0]: word for word in words}
+        return [sys.executable, str(ROOT / "run.py"), *latest.values()]
 
 
 def slow_cores(folder: Path, *, flops: float = 1e8) -> None:
@@ -289,11 +304,6 @@ def leftovers(name: str) -> list[str]:
             if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
     return found
-
-
-def _latest(words: Sequence[str]) -> list[str]:
-    """One word for each key, the last one: Hydra refuses a group that is named twice."""
-    return list({word.partition("=")[0]: word for word in words}.values())
 
 
 def _write_text(folder: Path) -> None:
