@@ -25,7 +25,7 @@ from tests.helpers.builders import a_spec, a_stage
 from tests.helpers.engine_worker import Abort, Ended, Stepped, Train, encoder, reports, serve
 
 LENGTH = 16
-ANSWER_S = 60.0
+ANSWER_S = 100.0  # on a machine with a dozen others at work
 
 
 def a_gpt(**changes) -> ModelSpec:
