@@ -82,6 +82,9 @@ ONLY_IN: dict[str, set[str]] = {
     },
     # The table of contents of torch's checkpoints is one; read there with a list of allowed names.
     "pickle": {"sailor.models.dcp"},
+    "tokenizers": {"sailor.data.tokenizer_json"},
+    "sentencepiece": {"sailor.data.tokenizer_pieces"},
+    "transformers": set(),  # the oracle of tests, and what exported folders are for
 }  # fmt: skip
 
 # Modules and packages that may import torch, directly or not: the rest must do without.
