@@ -12,5 +12,6 @@ ACTIONS: dict[str, str] = {
     "prepare": "turn the text into tokens; training does it too",
     "report": "draw a run's report again, from its log",
     "status": "what the run folders hold",
+    "down": "end what a run (run.name=), or every run (run.all=true), left rented",
 }
 """Name -> what it does. ``actions/<name>.py`` has its ``run(config: Config, console: Console)``."""

@@ -113,9 +113,9 @@ def open_run(config: Config, *, command: str) -> Iterator[RunFolder]:
     name = run_name(config)
     path = Path(config.runs_dir).expanduser() / name
     if config.run.fresh and path.exists():
-        with _locked(path, name=name):
+        with hold(path, name=name):
             path.rename(_aside(path))
-    with _locked(path, name=name):
+    with hold(path, name=name):
         saved = path / "config.yaml"
         # A run that never began, for want of data or machines, has no claim on its name.
         resumed = saved.exists() and (path / "events.jsonl").exists()
@@ -152,8 +152,11 @@ _OWNER = ".owner.json"
 
 
 @contextmanager
-def _locked(path: Path, *, name: str) -> Iterator[None]:
-    """Hold the folder's lock. The kernel lets go of it when the process ends, however it ends."""
+def hold(path: Path, *, name: str) -> Iterator[None]:
+    """Hold a run folder's lock. The kernel lets go of it when the process ends, however it ends.
+
+    Raises ConfigError: E606 another process has it open, E607 it cannot be written.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path / _LOCK, timeout=0)

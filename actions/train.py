@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from actions import domain
 from actions.begin import Beginning, begin
@@ -227,7 +228,7 @@ class _Training:
             )
             injector.start()
         if machines.play is not None:
-            tasks.append(asyncio.ensure_future(machines.play()))
+            tasks.append(asyncio.ensure_future(_play(machines.play, events)))
         if config.cloud.replace:
             recruiter.start()
         try:
@@ -287,6 +288,22 @@ class _Training:
                 tasks.append(asyncio.ensure_future(controller.add_nodes(request)))
 
         return join
+
+
+async def _play(play: Callable[[], Coroutine[Any, Any, None]], events: EventLog) -> None:
+    """Let a trace's time begin when training does: booting is real, and would be half of it."""
+    begun = asyncio.Event()
+
+    def see(event: Event) -> None:
+        if event.kind == "generation_started":
+            begun.set()
+
+    unsubscribe = events.subscribe(see)
+    try:
+        await begun.wait()
+    finally:
+        unsubscribe()
+    await play()
 
 
 def _cancel(task: asyncio.Task[_Ending], code: int) -> None:

@@ -158,23 +158,26 @@ def own_catalogue(
     max_nodes: int,
     cpu: GpuType | None = None,
 ) -> Catalogue:
-    """Machines of the user's own, at no price, named GPUxCOUNT or GPUxCOUNT@ZONE.
+    """Machines of the user's own, at no price, written GPUxCOUNT, 2*GPUxCOUNT or GPUxCOUNT@ZONE.
 
-    A zone is what SkyPilot calls one: a partition of a Slurm cluster. A machine without a zone is
-    in all of ``zones``. ``cpu`` stands for the GPU of machines called cpuxCOUNT. Raises ConfigError
-    E104 when no machine is named and E102 for a name that cannot be read.
+    A number in front says how many there are in each zone, else ``max_nodes``. A zone is what
+    SkyPilot calls one: a partition of a Slurm cluster. A machine without a zone is in all of
+    ``zones``. ``cpu`` stands for the GPU of machines called cpuxCOUNT. Raises ConfigError E104 when
+    no machine is named and E102 for one that cannot be read.
     """
     offers: list[Offer] = []
     for name in machine_types:
         kind, _, at = name.partition("@")
+        number, star, kind = kind.rpartition("*")
+        count = int(number) if number.isdigit() else 0 if star else max_nodes
         for zone in [at] if at else list(zones) or [cloud]:
             offers.append(
                 Offer(
-                    machine_type=_named(kind, written=name, cpu=cpu),
+                    machine_type=_named(kind if count else "", written=name, cpu=cpu),
                     zone=Zone(name=zone, region=cluster or cloud, cloud=cloud),
                     spot=False,
                     price_per_hour=0.0,
-                    count=max_nodes,
+                    count=min(count, max_nodes),
                     source="your own cluster",
                     as_of=date.today().isoformat(),
                 )
@@ -196,7 +199,7 @@ def own_catalogue(
 
 def is_cpu(machine_type: str) -> bool:
     """Whether a machine of one's own has no GPU and works on its processor."""
-    return machine_type.startswith(f"{CPU}x")
+    return machine_type.rpartition("*")[2].startswith(f"{CPU}x")
 
 
 def _named(name: str, *, written: str, cpu: GpuType | None) -> MachineType:
@@ -207,8 +210,8 @@ def _named(name: str, *, written: str, cpu: GpuType | None) -> MachineType:
         raise ConfigError(
             f"{written!r} is no machine type",
             code="E102",
-            why="a machine of your own is written GPUxCOUNT, or GPUxCOUNT@ZONE; GPU types: "
-            + ", ".join([*GPU_TYPES, CPU]),
+            why="machines of your own are written GPUxCOUNT, 2*GPUxCOUNT or GPUxCOUNT@ZONE; GPU "
+            "types: " + ", ".join([*GPU_TYPES, CPU]),
             where=f"cloud.machine_types=[{written}]",
             fix="cloud.machine_types=[H100-80x8]",
         )

@@ -172,16 +172,18 @@ class _Question:
 
         Zones that cannot reach each other are never mixed.
         """
-        seen: dict[str, float] = {}
+        rates: dict[tuple[object, ...], float] = {}
         for candidate in found:
             for rental in candidate.rentals:
-                name = str(rental.key) + str(rental.offer.spot)
                 rate = candidate.estimate.tokens_per_second
-                seen[name] = max(seen.get(name, 0.0), rate)
+                rates[_kind(rental.offer)] = max(rates.get(_kind(rental.offer), 0.0), rate)
+        known = [offer for offer in offers if _kind(offer) in rates]
+        # Twins, alike in all but the zone, come last: what they add to each other is machines.
+        firsts = {id(offer) for offer in _distinct(known)}
         ranked = sorted(
-            (o for o in offers if (str((o.zone.name, o.machine_type.name)) + str(o.spot)) in seen),
-            key=lambda o: (-seen[str((o.zone.name, o.machine_type.name)) + str(o.spot)],
-                           o.zone.name, o.machine_type.name, o.spot),
+            known,
+            key=lambda o: (id(o) not in firsts, -rates[_kind(o)], o.zone.name, o.machine_type.name,
+                           o.spot),
         )[:6]  # fmt: skip
         for i, a in enumerate(ranked):
             for b in ranked[i + 1 :]:
@@ -463,12 +465,16 @@ def _distinct(offers: Sequence[Offer]) -> list[Offer]:
     """One offer of those that differ in nothing but the zone within a region."""
     seen: dict[tuple[object, ...], Offer] = {}
     for offer in offers:
-        key = (
-            offer.machine_type.name, offer.zone.region, offer.zone.cloud, offer.spot,
-            offer.price_per_hour, offer.count,
-        )  # fmt: skip
-        seen.setdefault(key, offer)
+        seen.setdefault(_kind(offer), offer)
     return list(seen.values())
+
+
+def _kind(offer: Offer) -> tuple[object, ...]:
+    """What twins share: all but the zone within a region."""
+    return (
+        offer.machine_type.name, offer.zone.region, offer.zone.cloud, offer.spot,
+        offer.price_per_hour, offer.count,
+    )  # fmt: skip
 
 
 def _without_idle(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -255,3 +255,15 @@ def test_counts_grow_ever_wider_apart_and_end_with_the_most():
 
 def test_a_pipeline_of_one_stage_has_no_bubble():
     assert PipelineSeconds.of([2.0]).seconds(3) == 6.0
+
+
+def test_twin_zones_of_one_region_are_used_together():
+    """Two zones alike in everything offer twice the machines of one: half the fleet is no limit."""
+    machine = a_machine(gpu=a_gpu(memory_mib=8.0))
+    pool = a_pool(an_offer(machine, zone="a", count=2), an_offer(machine, zone="b", count=2))
+    best = ask(pool).best
+    assert {rental.offer.zone.name: rental.num_machines for rental in best.rentals} == {
+        "a": 2,
+        "b": 2,
+    }
+    assert best.plan.num_gpus == 4

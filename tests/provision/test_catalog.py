@@ -6,7 +6,7 @@ from datetime import date
 
 import pytest
 
-from provision.catalog import CLOUDS, cloud_catalogue, local_catalogue
+from provision.catalog import CLOUDS, cloud_catalogue, is_cpu, local_catalogue, own_catalogue
 from provision.list_prices import MACHINES, PRICES, TARIFFS
 from sailor.cluster.gpu import GPU_TYPES
 from sailor.errors import CloudError, ConfigError
@@ -73,15 +73,31 @@ def test_a_zone_without_that_machine_names_zones_that_have_it():
     assert "us-east4-a" in caught.value.why
 
 
+def own(*machine_types, **how):
+    how = {"cluster": "c", "zones": (), "max_nodes": 4, **how}
+    return own_catalogue("slurm", machine_types=machine_types, **how)
+
+
 def test_an_own_cluster_is_named_by_gpu_and_count():
-    catalogue = cloud_catalogue("slurm", machine_types=["H100-80x8"], max_nodes=2)
-    (offer,) = catalogue.pool.offers
-    assert offer.machine_type.num_gpus == 8
-    assert offer.machine_type.gpu.name == "H100-80"
-    with pytest.raises(ConfigError, match="no machine type"):
-        cloud_catalogue("slurm", machine_types=["8xH100"], max_nodes=2)
+    (offer,) = own("H100-80x8").pool.offers
+    assert (offer.machine_type.num_gpus, offer.machine_type.gpu.name) == (8, "H100-80")
+    assert (offer.count, offer.spot, offer.zone.region) == (4, False, "c")
+    for wrong in ("8xH100", "0*H100-80x8", "x*H100-80x8", "H100-80x"):
+        with pytest.raises(ConfigError, match="no machine type"):
+            own(wrong)
     with pytest.raises(ConfigError, match="needs to know your machines"):
-        cloud_catalogue("kubernetes", max_nodes=2)
+        own()
+
+
+def test_an_own_cluster_can_say_how_many_machines_are_in_which_zone():
+    offers = own("2*L4-24x1@zonea", "A100-40x4", zones=["zoneb", "zonec"]).pool.offers
+    assert [(o.zone.name, o.machine_type.name, o.count) for o in offers] == [
+        ("zonea", "L4-24x1", 2), ("zoneb", "A100-40x4", 4), ("zonec", "A100-40x4", 4),
+    ]  # fmt: skip
+    (cpu,) = own("9*cpux2", cpu=a_gpu()).pool.offers
+    assert (cpu.machine_type.num_gpus, cpu.count) == (2, 4)  # never more than max_nodes
+    assert is_cpu("9*cpux2")
+    assert not is_cpu("L4-24x1")
 
 
 def test_this_computer_costs_nothing():

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# What tests/slurm needs besides the development install: Debian's Slurm and ssh (no service is
+# started), SkyPilot and uv in the Python environment that is active. Run as root, on Debian.
+set -euo pipefail
+
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+  slurm-wlm munge openssh-server openssh-client rsync netcat-openbsd
+# torch is installed already and stays as it is; pip, unlike uv, leaves it alone.
+pip install --quiet 'skypilot[slurm]==0.14.1' uv
