@@ -11,6 +11,7 @@ import numpy as np
 
 from sailor.plan import Plan, Replica, Stage
 from sailor.planner.costs import Fleet, FloatArray, IntArray, Row, Site, Template, Way
+from sailor.planner.own_costs import exact_batch
 from sailor.planner.reference import (
     BUCKET_BYTES,
     BYTES,
@@ -268,7 +269,7 @@ class ReferenceCosts:
         return tuple(sorted(fits))
 
     def ring_guess(
-        self, shares: FloatArray, owners: IntArray, *, sites: tuple[int, ...]
+        self, shares: FloatArray, owners: IntArray, widths: IntArray, *, sites: tuple[int, ...]
     ) -> FloatArray:
         block_bytes = self.model.parameters[1][2] * BYTES
         num_bytes = np.maximum(shares * block_bytes, 1.0)
@@ -362,30 +363,6 @@ class ReferenceCosts:
             sequence_length=self.model.sequence_length,
             replicas=tuple(exact_batch(replicas, self.global_batch_size)),
         )
-
-
-def exact_batch(replicas: Sequence[Replica], global_batch_size: int) -> list[Replica]:
-    """Takes single microbatches away, the largest first, until the batch is exact.
-
-    Raises ValueError when the sizes cannot make it exact.
-    """
-    from dataclasses import replace
-
-    kept = list(replicas)
-    excess = sum(replica.num_samples for replica in kept) - global_batch_size
-    order = sorted(range(len(kept)), key=lambda i: -kept[i].microbatch_size)
-    while excess > 0:
-        before = excess
-        for i in order:
-            size = kept[i].microbatch_size
-            if size <= excess and kept[i].num_microbatches > 1:
-                kept[i] = replace(kept[i], num_microbatches=kept[i].num_microbatches - 1)
-                excess -= size
-        if excess == before:
-            break
-    if excess:
-        raise ValueError(f"shares miss the global batch by {excess} samples")
-    return kept
 
 
 def _bounds(counts: Sequence[int], num_layers: int) -> tuple[int, ...]:
