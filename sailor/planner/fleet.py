@@ -174,7 +174,7 @@ class FleetSearch:
         seconds = self._seconds(
             arms.rate, arms.delay, arms.owners, arms.blocks, arms.slim, arms.width, arms.sites
         )
-        usable = (arms.usage <= self.limits[:, None]).all(axis=0)
+        usable: npt.NDArray[np.bool_] = np.all(arms.usage <= self.limits[:, None], axis=0)
         return self._value(seconds, (self._price[:, None] * arms.usage).sum(axis=0), usable)
 
     def _value(
@@ -374,9 +374,9 @@ class FleetSearch:
         for way in self.costs.ways:
             depth = self.templates.shallowest(way)
             if depth and free[way.site] >= depth * way.tensor_parallel:
-                template = self.templates.of((way,) * depth)
-                if template is not None:
-                    yield [*crews, (template, self._most(template, free))]
+                newcomer = self.templates.of((way,) * depth)
+                if newcomer is not None:
+                    yield [*crews, (newcomer, self._most(newcomer, free))]
 
     def _changed(self, template: Template) -> Iterable[Template]:
         """Templates one step away."""

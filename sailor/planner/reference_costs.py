@@ -75,7 +75,7 @@ class ReferenceCosts:
         if len(zones) > 6:  # too many orders to look at: take them as they come
             return zones
 
-        def slowest(order: tuple[str, ...]) -> float:
+        def slowest(order: Sequence[str]) -> float:
             return sum(
                 max(
                     (
@@ -87,7 +87,7 @@ class ReferenceCosts:
                 for gpu in gpus
             )
 
-        return list(min(permutations(zones), key=slowest))
+        return min((list(order) for order in permutations(zones)), key=slowest)
 
     @property
     def num_blocks(self) -> int:
@@ -99,7 +99,7 @@ class ReferenceCosts:
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
-        found = []
+        found: list[Way] = []
         for index, site in enumerate(self.sites):
             for (gpu, size, degree), cell in sorted(self.model.seconds.items()):
                 usable = degree in TENSOR_PARALLEL and degree in self.model.parameters
@@ -255,7 +255,7 @@ class ReferenceCosts:
     @lru_cache(maxsize=1024)  # noqa: B019  # lives as long as the search that asks
     def _ring_fits(self, ring: _Ring) -> tuple[tuple[float, float, float], ...]:
         """Every neighbour pair that a ring over these sites may have."""
-        fits = set()
+        fits: set[tuple[float, float, float]] = set()
         for site, zones in dict.fromkeys(ring):
             gpu = self.sites[site].gpu
             pairs = [(zone, zone) for zone in zones] + list(zip(zones, zones[1:], strict=False))
@@ -281,7 +281,8 @@ class ReferenceCosts:
         for a, b, c in self._ring_fits(ring):
             slowest = np.minimum(slowest, a * u * u + b * u + c)
         rate = np.maximum(slowest, 0.05)
-        return 2 * (owners - 1) / owners * num_bytes / 1e9 / rate
+        seconds: FloatArray = 2 * (owners - 1) / owners * num_bytes / 1e9 / rate
+        return seconds
 
     def step_dollars(self, fleet: Fleet, *, seconds: float) -> float:
         rent = sum(
