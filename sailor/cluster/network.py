@@ -79,6 +79,9 @@ class Network:
     zones: dict[str, Zone]
     machine_types: dict[str, MachineType]
     tariffs: dict[str, Tariff] = field(default_factory=dict)  # by cloud
+    _links: dict[tuple[str, str, str, str], Link] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def tier(self, zone: str, other: str) -> Tier:
         """How far two machines stand apart (two machines: never Tier.machine)."""
@@ -105,6 +108,12 @@ class Network:
 
     def between(self, zone: str, machine_type: str, other_zone: str, other_type: str) -> Link:
         """Between two machines, whole card; the slower card decides."""
+        key = (zone, machine_type, other_zone, other_type)
+        if key not in self._links:
+            self._links[key] = self._between(*key)
+        return self._links[key]
+
+    def _between(self, zone: str, machine_type: str, other_zone: str, other_type: str) -> Link:
         tier = self.tier(zone, other_zone)
         rate = SUSTAINED_SHARE * min(
             self.machine_types[machine_type].network_bytes_per_second,

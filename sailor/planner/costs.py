@@ -112,10 +112,11 @@ class Costs(Protocol):
         ...
 
     def ring_guess(
-        self, shares: FloatArray, owners: IntArray, *, sites: tuple[int, ...]
+        self, shares: FloatArray, owners: IntArray, widths: IntArray, *, sites: tuple[int, ...]
     ) -> FloatArray:
         """About how long the reduction takes when a rank holds so many blocks' worth of gradients
-        (blocks over tensor-parallel degree) and the owners stand on these sites."""
+        (blocks over tensor-parallel degree), replicas take ``widths`` GPUs of a site and the owners
+        stand on these sites."""
         ...
 
     def step_dollars(self, fleet: Fleet, *, seconds: float) -> float:

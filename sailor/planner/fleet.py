@@ -45,7 +45,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A fleet and what it takes per step."""
+    """A fleet and what it takes per step; dollars only where the goal has to do with them."""
 
     fleet: Fleet
     seconds: float
@@ -63,8 +63,9 @@ class _Arms:
     """Sets of crews as columns, one entry each.
 
     ``rate`` and ``delay`` give the time of a set's pipelines, T = (batch + delay) / rate; ``usage``
-    has a row for each site; ``owners``, ``blocks`` and ``slim`` (replicas, most blocks of a stage,
-    least tensor-parallel degree) and ``sites`` (a bit each) what a guess of the reduction needs.
+    has a row for each site. What a guess of the reduction needs: ``owners`` replicas, ``blocks``
+    the most of a stage, ``slim`` the least tensor-parallel degree, ``width`` the most GPUs a
+    replica takes of a site, and ``sites``, a bit each.
     """
 
     crews: list[tuple[tuple[Template, int], ...]]
@@ -74,6 +75,7 @@ class _Arms:
     owners: IntArray
     blocks: IntArray
     slim: IntArray
+    width: IntArray
     sites: IntArray
 
     @staticmethod
@@ -81,7 +83,7 @@ class _Arms:
         size = len(crews)
         rate, delay = np.zeros(size), np.zeros(size)
         usage = np.zeros((num_sites, size), dtype=np.int64)
-        owners, blocks, sites = (np.zeros(size, dtype=np.int64) for _ in range(3))
+        owners, blocks, width, sites = (np.zeros(size, dtype=np.int64) for _ in range(4))
         slim = np.full(size, 1 << 20, dtype=np.int64)
         for i, arm in enumerate(crews):
             for template, count in arm:
@@ -95,7 +97,8 @@ class _Arms:
                 owners[i] += count
                 blocks[i] = max(blocks[i], *template.counts)
                 slim[i] = min(slim[i], *(way.tensor_parallel for way in template.row))
-        return _Arms(crews, rate, delay, usage, owners, blocks, slim, sites)
+                width[i] = max(width[i], *template.usage)
+        return _Arms(crews, rate, delay, usage, owners, blocks, slim, width, sites)
 
 
 class FleetSearch:
@@ -103,6 +106,7 @@ class FleetSearch:
 
     def __init__(self, costs: Costs, goal: Goal) -> None:
         self.costs, self.goal = costs, goal
+        self._priced = goal.dollars or goal.max_dollars < inf
         self.templates = Templates(costs)
         self.batch = costs.global_batch_size
         self.limits = np.array([site.num_gpus for site in costs.sites])
@@ -144,7 +148,7 @@ class FleetSearch:
             beam = pools[0]
             for pool in pools[1:]:
                 beam = self._pairs(beam, pool)
-            mixed = self._mixed_arms()
+            mixed = self._mixed_arms(pools)
             rest = mixed
             for pool in pools:
                 if rest.crews:
@@ -168,9 +172,9 @@ class FleetSearch:
         if not arms.crews:
             return np.zeros(0)
         seconds = self._seconds(
-            arms.rate, arms.delay, arms.owners, arms.blocks, arms.slim, arms.sites
+            arms.rate, arms.delay, arms.owners, arms.blocks, arms.slim, arms.width, arms.sites
         )
-        usable = (arms.usage <= self.limits[:, None]).all(axis=0)
+        usable: npt.NDArray[np.bool_] = np.all(arms.usage <= self.limits[:, None], axis=0)
         return self._value(seconds, (self._price[:, None] * arms.usage).sum(axis=0), usable)
 
     def _value(
@@ -184,14 +188,14 @@ class FleetSearch:
 
     def _seconds(
         self, rate: FloatArray, delay: FloatArray, owners: IntArray, blocks: IntArray,
-        slim: IntArray, sites: IntArray,
+        slim: IntArray, width: IntArray, sites: IntArray,
     ) -> FloatArray:  # fmt: skip
         seconds = (self.batch + delay) / rate
         for mask in np.flatnonzero(np.bincount(sites)).tolist():
             members = tuple(s for s in range(len(self.limits)) if mask >> s & 1)
             here = sites == mask
             share = blocks[here] / slim[here]
-            seconds[here] += self.costs.ring_guess(share, owners[here], sites=members)
+            seconds[here] += self.costs.ring_guess(share, owners[here], width[here], sites=members)
         return seconds
 
     def _site_arms(self, site: int) -> _Arms:
@@ -232,7 +236,8 @@ class FleetSearch:
         slim = np.array([t.row[0].tensor_parallel for t in templates])[index]
         rounds = -(-self.batch // (counts * size))
         seconds = fill + (rounds - 1) * pace
-        seconds += self.costs.ring_guess(blocks / slim, counts, sites=(site,))
+        width = gpus // counts
+        seconds += self.costs.ring_guess(blocks / slim, counts, width, sites=(site,))
         value = self._value(seconds, self._price[site] * gpus, np.ones(len(gpus), dtype=bool))
         chosen = dict.fromkeys(np.argsort(value, kind="stable")[: ARMS // 2].tolist())
         for k in np.argsort(gpus * seconds, kind="stable").tolist():
@@ -249,9 +254,14 @@ class FleetSearch:
         low = {round(most * 0.93**step) for step in range(8, 60)}
         return tuple(sorted({n for n in low if n >= 1} | set(range(most - 16, most + 1))))
 
-    def _mixed_arms(self) -> _Arms:
+    def _mixed_arms(self, pools: Sequence[_Arms]) -> _Arms:
+        """Pipelines over two sites, with microbatches of the sizes that do well on one."""
+        sizes: set[int] = set()
+        for arms in pools:
+            # Arms of a site are in the order of their worth.
+            sizes |= {crews[0][0].microbatch_size for crews in arms.crews[: ARMS // 8]}
         crews: list[tuple[tuple[Template, int], ...]] = []
-        for row in mixed_rows(self.costs, deepest=DEEPEST_MIX, keep=MIXES):
+        for row in mixed_rows(self.costs, deepest=DEEPEST_MIX, keep=MIXES, sizes=sorted(sizes)):
             template = self.templates.of(row)
             if template is not None:
                 most = self._most(template, self.limits)
@@ -273,7 +283,7 @@ class FleetSearch:
         seconds = self._seconds(
             a.rate[i] + b.rate[j], a.delay[i] + b.delay[j], a.owners[i] + b.owners[j],
             np.maximum(a.blocks[i], b.blocks[j]), np.minimum(a.slim[i], b.slim[j]),
-            a.sites[i] | b.sites[j],
+            np.maximum(a.width[i], b.width[j]), a.sites[i] | b.sites[j],
         )  # fmt: skip
         price = self._price @ (a.usage[:, i] + b.usage[:, j])
         value = self._value(seconds, price, np.ones(len(i), dtype=bool))
@@ -298,6 +308,8 @@ class FleetSearch:
         seconds += self._shared_seconds(used)
         if seconds == inf:
             return None
+        if not self._priced:
+            return Found(fleet, seconds, 0.0)
         return Found(fleet, seconds, self.costs.step_dollars(fleet, seconds=seconds))
 
     def _shared_seconds(self, crews: Sequence[tuple[Template, int]]) -> float:
@@ -362,15 +374,20 @@ class FleetSearch:
         for way in self.costs.ways:
             depth = self.templates.shallowest(way)
             if depth and free[way.site] >= depth * way.tensor_parallel:
-                template = self.templates.of((way,) * depth)
-                if template is not None:
-                    yield [*crews, (template, self._most(template, free))]
+                newcomer = self.templates.of((way,) * depth)
+                if newcomer is not None:
+                    yield [*crews, (newcomer, self._most(newcomer, free))]
 
     def _changed(self, template: Template) -> Iterable[Template]:
         """Templates one step away."""
         row, counts = template.row, template.counts
         stages = range(len(row))
-        for a in stages:
+        busy = [n * way.block for n, way in zip(counts, row, strict=True)]
+        held = [n / way.tensor_parallel for n, way in zip(counts, row, strict=True)]
+        # Only a stage that sets the pace or the reduction has a reason to give a block away; the
+        # ends, whose embedding and head are not in these sums, may set either.
+        givers = {busy.index(max(busy)), held.index(max(held)), 0, len(row) - 1}
+        for a in sorted(givers):
             if counts[a] == 1:
                 continue
             for b in stages:

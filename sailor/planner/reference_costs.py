@@ -11,6 +11,7 @@ import numpy as np
 
 from sailor.plan import Plan, Replica, Stage
 from sailor.planner.costs import Fleet, FloatArray, IntArray, Row, Site, Template, Way
+from sailor.planner.own_costs import exact_batch
 from sailor.planner.reference import (
     BUCKET_BYTES,
     BYTES,
@@ -74,7 +75,7 @@ class ReferenceCosts:
         if len(zones) > 6:  # too many orders to look at: take them as they come
             return zones
 
-        def slowest(order: tuple[str, ...]) -> float:
+        def slowest(order: Sequence[str]) -> float:
             return sum(
                 max(
                     (
@@ -86,7 +87,7 @@ class ReferenceCosts:
                 for gpu in gpus
             )
 
-        return list(min(permutations(zones), key=slowest))
+        return min((list(order) for order in permutations(zones)), key=slowest)
 
     @property
     def num_blocks(self) -> int:
@@ -98,7 +99,7 @@ class ReferenceCosts:
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
-        found = []
+        found: list[Way] = []
         for index, site in enumerate(self.sites):
             for (gpu, size, degree), cell in sorted(self.model.seconds.items()):
                 usable = degree in TENSOR_PARALLEL and degree in self.model.parameters
@@ -254,7 +255,7 @@ class ReferenceCosts:
     @lru_cache(maxsize=1024)  # noqa: B019  # lives as long as the search that asks
     def _ring_fits(self, ring: _Ring) -> tuple[tuple[float, float, float], ...]:
         """Every neighbour pair that a ring over these sites may have."""
-        fits = set()
+        fits: set[tuple[float, float, float]] = set()
         for site, zones in dict.fromkeys(ring):
             gpu = self.sites[site].gpu
             pairs = [(zone, zone) for zone in zones] + list(zip(zones, zones[1:], strict=False))
@@ -268,7 +269,7 @@ class ReferenceCosts:
         return tuple(sorted(fits))
 
     def ring_guess(
-        self, shares: FloatArray, owners: IntArray, *, sites: tuple[int, ...]
+        self, shares: FloatArray, owners: IntArray, widths: IntArray, *, sites: tuple[int, ...]
     ) -> FloatArray:
         block_bytes = self.model.parameters[1][2] * BYTES
         num_bytes = np.maximum(shares * block_bytes, 1.0)
@@ -280,7 +281,8 @@ class ReferenceCosts:
         for a, b, c in self._ring_fits(ring):
             slowest = np.minimum(slowest, a * u * u + b * u + c)
         rate = np.maximum(slowest, 0.05)
-        return 2 * (owners - 1) / owners * num_bytes / 1e9 / rate
+        seconds: FloatArray = 2 * (owners - 1) / owners * num_bytes / 1e9 / rate
+        return seconds
 
     def step_dollars(self, fleet: Fleet, *, seconds: float) -> float:
         rent = sum(
@@ -362,30 +364,6 @@ class ReferenceCosts:
             sequence_length=self.model.sequence_length,
             replicas=tuple(exact_batch(replicas, self.global_batch_size)),
         )
-
-
-def exact_batch(replicas: Sequence[Replica], global_batch_size: int) -> list[Replica]:
-    """Takes single microbatches away, the largest first, until the batch is exact.
-
-    Raises ValueError when the sizes cannot make it exact.
-    """
-    from dataclasses import replace
-
-    kept = list(replicas)
-    excess = sum(replica.num_samples for replica in kept) - global_batch_size
-    order = sorted(range(len(kept)), key=lambda i: -kept[i].microbatch_size)
-    while excess > 0:
-        before = excess
-        for i in order:
-            size = kept[i].microbatch_size
-            if size <= excess and kept[i].num_microbatches > 1:
-                kept[i] = replace(kept[i], num_microbatches=kept[i].num_microbatches - 1)
-                excess -= size
-        if excess == before:
-            break
-    if excess:
-        raise ValueError(f"shares miss the global batch by {excess} samples")
-    return kept
 
 
 def _bounds(counts: Sequence[int], num_layers: int) -> tuple[int, ...]:

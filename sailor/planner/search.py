@@ -21,6 +21,7 @@ from sailor.models.spec import ModelSpec
 from sailor.parallel.boxes import allowed_degrees
 from sailor.plan import Plan, Replica, Stage
 from sailor.planner.estimate import Estimate, estimate
+from sailor.planner.mixing import Mixer
 from sailor.planner.pack import Group, Option, pack, share_out
 from sailor.planner.price import Rental, rent_terms
 from sailor.planner.question import (
@@ -112,10 +113,7 @@ class _Question:
                 if candidate is not None:
                     found.append(candidate)
         if self.space.mix:
-            for rentals in self._mixes(offers, found):
-                candidate = self._best(rentals)
-                if candidate is not None:
-                    found.append(candidate)
+            found += list(self._mixed(offers, found))
         for shapes in self.shapes.values():
             self.rejected["memory"] += shapes.num_rejected
         found = _without_idle(found)
@@ -165,54 +163,33 @@ class _Question:
             most = min(most, self.space.max_machines)
         return most
 
-    def _mixes(
-        self, offers: Sequence[Offer], found: Sequence[Candidate]
-    ) -> Iterable[tuple[Rental, ...]]:
-        """Everything of two offers together, where each alone is used to the full.
-
-        Zones that cannot reach each other are never mixed.
-        """
-        rates: dict[tuple[object, ...], float] = {}
+    def _mixed(self, offers: Sequence[Offer], found: Sequence[Candidate]) -> Iterable[Candidate]:
+        """Candidates over several offers."""
+        speed: dict[int, float] = {}
         for candidate in found:
             for rental in candidate.rentals:
-                rate = candidate.estimate.tokens_per_second
-                rates[_kind(rental.offer)] = max(rates.get(_kind(rental.offer), 0.0), rate)
-        known = [offer for offer in offers if _kind(offer) in rates]
-        # Twins, alike in all but the zone, come last: what they add to each other is machines.
-        firsts = {id(offer) for offer in _distinct(known)}
-        ranked = sorted(
-            known,
-            key=lambda o: (id(o) not in firsts, -rates[_kind(o)], o.zone.name, o.machine_type.name,
-                           o.spot),
-        )[:6]  # fmt: skip
-        for i, a in enumerate(ranked):
-            for b in ranked[i + 1 :]:
-                if (a.zone, a.machine_type) == (b.zone, b.machine_type):
-                    continue
-                if not self.network.connected(a.zone.name, b.zone.name):
-                    continue
-                yield from self._both(a, b)
-
-    def _both(self, a: Offer, b: Offer) -> Iterable[tuple[Rental, ...]]:
-        """As many of both as capacity, quotas and the limit on machines allow."""
-        most_a, most_b = self._most_machines(a), self._most_machines(b)
-        same = (a.machine_type.gpu.name, a.zone.region, a.spot) == (
-            b.machine_type.gpu.name, b.zone.region, b.spot,
+                key = id(rental.offer)
+                speed[key] = max(speed.get(key, 0.0), candidate.estimate.tokens_per_second)
+        most = {id(offer): self._most_machines(offer) for offer in offers}
+        mixer = Mixer(
+            spec=self.spec, pool=self.pool, job=self.job, network=self.network,
+            objective=self.objective, limits=self.limits, space=self.space, profile=self.profile,
         )  # fmt: skip
-        quota = self.pool.allowance(gpu=a.machine_type.gpu.name, region=a.zone.region, spot=a.spot)
-        ceiling = self.space.max_machines or most_a + most_b
-        for count in sorted({most_a, max(1, ceiling - most_b), max(1, ceiling // 2)}):
-            if not 1 <= count <= most_a:
-                continue
-            other = min(most_b, ceiling - count)
-            if same and quota is not None:
-                left = quota - count * a.machine_type.num_gpus
-                other = min(other, left // b.machine_type.num_gpus)
-            if other >= 1:
-                yield (
-                    Rental(offer=a, num_machines=count),
-                    Rental(offer=b, num_machines=other),
-                )
+        for rentals, plan in mixer.plans(offers, most=most, speed=speed):
+            value = self.evaluate(plan, rentals)
+            if value.fits and self._as_asked(plan):
+                yield self._candidate(plan, value, rentals)
+            if sum(rental.num_gpus for rental in rentals) <= 2 * SMALL_POOL:
+                small = self._best(rentals)
+                if small is not None:
+                    yield small
+
+    def _as_asked(self, plan: Plan) -> bool:
+        """Whether depth and width are those the user set."""
+        depth, width = self.space.num_stages, self.space.num_replicas
+        return (width is None or len(plan.replicas) == width) and (
+            depth is None or all(replica.num_stages == depth for replica in plan.replicas)
+        )
 
     def _shapes_of(self, offer: Offer) -> Shapes:
         name = offer.machine_type.name
@@ -465,16 +442,12 @@ def _distinct(offers: Sequence[Offer]) -> list[Offer]:
     """One offer of those that differ in nothing but the zone within a region."""
     seen: dict[tuple[object, ...], Offer] = {}
     for offer in offers:
-        seen.setdefault(_kind(offer), offer)
+        key = (
+            offer.machine_type.name, offer.zone.region, offer.zone.cloud, offer.spot,
+            offer.price_per_hour, offer.count,
+        )  # fmt: skip
+        seen.setdefault(key, offer)
     return list(seen.values())
-
-
-def _kind(offer: Offer) -> tuple[object, ...]:
-    """What twins share: all but the zone within a region."""
-    return (
-        offer.machine_type.name, offer.zone.region, offer.zone.cloud, offer.spot,
-        offer.price_per_hour, offer.count,
-    )  # fmt: skip
 
 
 def _without_idle(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -6,7 +6,7 @@ are ranked first by a bound that splits blocks like water.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import permutations
 from math import inf
 
@@ -116,27 +116,32 @@ class Templates:
         return self._most[key]
 
 
-def mixed_rows(costs: Costs, *, deepest: int, keep: int) -> list[Row]:
+def mixed_rows(costs: Costs, *, deepest: int, keep: int, sizes: Sequence[int]) -> list[Row]:
     """Rows over two sites, one site's stages before the other's, the fastest as fleets of their
     own.
 
-    Ranked by estimates: blocks split like water between the sites as far as memory allows, the
-    pipeline as long as its stages are busy, the reduction of an average stage.
+    Of the given microbatch sizes. Ranked by estimates: blocks split like water between the sites
+    as far as memory allows, the pipeline as long as its stages are busy, the reduction of an
+    average stage.
     """
     ranked: list[tuple[float, int, Row]] = []
     ways: dict[tuple[int, int], list[Way]] = {}
     for way in costs.ways:
-        ways.setdefault((way.site, way.microbatch_size), []).append(way)
-    sizes = sorted({way.microbatch_size for way in costs.ways})
+        if way.microbatch_size in sizes:
+            ways.setdefault((way.site, way.microbatch_size), []).append(way)
+    for key, group in ways.items():
+        ways[key] = _not_wasteful(group)
     depths = np.arange(1, deepest)
     p, q = (grid.ravel() for grid in np.meshgrid(depths, depths, indexing="ij"))
     shallow = p + q <= min(deepest, costs.num_blocks)
     p, q = p[shallow], q[shallow]
-    room = {way.index: _room(costs, way, deepest) for way in costs.ways}
+    room = {way.index: _room(costs, way, deepest) for group in ways.values() for way in group}
     for a, b in permutations(range(len(costs.sites)), 2):
         for size in sizes:
             for x in ways.get((a, size), []):
                 for y in ways.get((b, size), []):
+                    if x.recompute != y.recompute:
+                        continue
                     seconds = _mixed_seconds(costs, x, y, p, q, room[x.index], room[y.index])
                     for i in np.argsort(seconds, kind="stable")[:4].tolist():
                         if seconds[i] < inf:
@@ -144,6 +149,15 @@ def mixed_rows(costs: Costs, *, deepest: int, keep: int) -> list[Row]:
                             ranked.append((float(seconds[i]), len(ranked), row))
     ranked.sort(key=lambda entry: entry[:2])
     return [row for _, _, row in ranked[:keep]]
+
+
+def _not_wasteful(ways: Sequence[Way]) -> list[Way]:
+    """Without those that take half as long again per GPU as the best of the same recompute."""
+    best = {
+        again: min((w.block * w.tensor_parallel for w in ways if w.recompute == again), default=inf)
+        for again in (False, True)
+    }
+    return [w for w in ways if w.block * w.tensor_parallel <= 1.5 * best[w.recompute]]
 
 
 def _room(costs: Costs, way: Way, deepest: int) -> FloatArray:
@@ -178,8 +192,12 @@ def _mixed_seconds(
     pace = np.maximum((on_x * x.block + extra_x) / p, (on_y * y.block + extra_y) / q)
     fill = on_x * x.block + extra_x + on_y * y.block + extra_y
     rings = np.maximum(
-        costs.ring_guess(on_x / p / x.tensor_parallel, count, sites=(x.site,)),
-        costs.ring_guess(on_y / q / y.tensor_parallel, count, sites=(y.site,)),
+        costs.ring_guess(
+            on_x / p / x.tensor_parallel, count, p * x.tensor_parallel, sites=(x.site,)
+        ),
+        costs.ring_guess(
+            on_y / q / y.tensor_parallel, count, q * y.tensor_parallel, sites=(y.site,)
+        ),
     )
     return np.where(usable, fill + (rounds - 1) * pace + rings, inf)
 
