@@ -75,10 +75,10 @@ FREE = Costs(
 def stated(*, num_nodes: int, link_bytes_per_second: float = 0.896e9) -> Costs:
     """Costs on a cloud's machines, for a job on about ``num_nodes`` of them.
 
-    Building communication groups is what grows: Parcae measured 0.0393 s per group of its dp x pp
-    layouts on p3 machines when one leaves and 0.5 s when one joins, with dp + pp + 1 + dp pp groups;
-    for a square layout of n machines those are n + 2 sqrt(n) + 1. TrainMover connects what changes
-    in 7 s whatever the size, so that is the most.
+    Building communication groups is what grows: Parcae measured 0.0393 s a group on p3 machines
+    when one leaves and 0.5 s when one joins; its dp x pp layouts have dp + pp + 1 + dp pp groups,
+    n + 2 sqrt(n) + 1 for a square one of n machines. TrainMover connects what changes in 7 s
+    whatever the size, so that is the most.
     """
     groups = num_nodes + 2.0 * sqrt(num_nodes) + 1.0
     connect_s = min(0.24 + 0.0393 * groups, 7.0)
@@ -98,10 +98,10 @@ def stated(*, num_nodes: int, link_bytes_per_second: float = 0.896e9) -> Costs:
         save_s=10.0,
         sources={
             "boot_s": "instance creation in the Oobleck artifact's simulator (SOSP'23)",
-            "detect_s": "conf/runtime/default.yaml: a connected but silent machine is lost after 5 s",
+            "detect_s": "runtime.silence: a silent machine counts as lost after 5 s",
             "notice_delay_s": "AWS asks to poll for the notice every 5 s",
-            "start.prepare_s, planned.hidden_s": "Parcae (NSDI'24): rendezvous 6.6 s, 0.5 s a group; "
-            "at most 51 s, all groups of 64 A100 (TrainMover, OSDI'26)",
+            "start.prepare_s, planned.hidden_s": "Parcae (NSDI'24): rendezvous 6.6 s, 0.5 s a "
+            "group; at most 51 s, all groups of 64 A100 (TrainMover, OSDI'26)",
             "start.extra_s": "the first iteration of GPT-10B takes 44 s longer (TrainMover)",
             "planned.switch_s, unplanned.prepare_s": "Parcae: 0.0393 s a group on p3 machines and "
             "0.24 s; at most 7 s, the change at 64 A100 (TrainMover)",
