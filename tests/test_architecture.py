@@ -61,7 +61,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sailor.observe": {"sailor.plan", "sailor.observe.redact"},
     "sailor.observe.redact": set(),
     # of observe: what measured runs cost
-    "sailor.simulate": {"sailor.runtime.lifecycle", "sailor.planner", "sailor.observe"},
+    "sailor.simulate": {
+        "sailor.runtime.lifecycle", "sailor.runtime.state", "sailor.planner", "sailor.observe",
+        "sailor.parallel.layout", "sailor.plan", "sailor.checkpoint.placement", "sailor.profile",
+        "sailor.models.spec", "sailor.cluster",
+    },
     "sailor.errors": set(),
     "sailor.units": set(),
     "sailor.clock": set(),

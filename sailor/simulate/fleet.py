@@ -248,6 +248,6 @@ def rent(
 
 def _refuse(why: str, source: str) -> None:
     raise DataError(
-        "the capacity changes cannot be walked", code="E507", why=why, where=source,
+        "the capacity changes cannot be walked", code="E508", why=why, where=source,
         fix="sort them by time; docs/traces.md shows the formats",
     )  # fmt: skip

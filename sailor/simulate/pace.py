@@ -25,11 +25,11 @@ WHOLE: Content = ((0.0, 1.0),)
 
 
 class Role(NamedTuple):
-    """``count`` machines of a place that hold the same part of the model."""
+    """``number`` machines of a place that hold the same part of the model."""
 
     place: Place
     content: Content
-    count: int
+    number: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class Pace:
     @property
     def num_nodes(self) -> int:
         """Machines in use."""
-        return sum(role.count for role in self.roles)
+        return sum(role.number for role in self.roles)
 
 
 Counts = Mapping[Place, int]
@@ -258,7 +258,7 @@ def roles_of(plan: Plan, *, gpus: Mapping[str, int], num_layers: int) -> tuple[R
             open_.pop(place, None)
     for place, (_, parts) in open_.items():
         roles[place, merged(parts)] += 1
-    return tuple(Role(place=p, content=c, count=n) for (p, c), n in sorted(roles.items()))
+    return tuple(Role(place=p, content=c, number=n) for (p, c), n in sorted(roles.items()))
 
 
 def merged(parts: Sequence[tuple[float, float]]) -> Content:

@@ -296,7 +296,7 @@ class _Follower:
         self.pace = pace
         free = Counter({role.place: 0 for role in pace.roles})
         for role in pace.roles:
-            free[role.place] += role.count
+            free[role.place] += role.number
         kept = [n for n in self.ready if n in self.used and n not in self.leaving]
         others = [n for n in self.ready if n not in self.used and n not in self.leaving]
         self.used = set()
