@@ -11,25 +11,26 @@ import psutil
 
 from actions.domain import HERE
 from sailor.config import Config
-from sailor.errors import ConfigError
+from sailor.errors import CloudError, ConfigError
 
 EXTRA = "pip install 'sailor-train[cloud]'"
 
 
 def check_cloud(config: Config) -> None:
-    """Raise ConfigError where a cloud's machines cannot be rented, reached or saved from here.
+    """Raise SailorError where a cloud's machines cannot be rented, reached or saved from here.
 
-    E605 SkyPilot is not installed, E407 machines could not reach the controller, E408 there is no
+    E406 SkyPilot is not installed, E407 machines could not reach the controller, E408 there is no
     place for durable checkpoints that machines and controller share.
     """
     cloud, runtime = config.cloud, config.runtime
     if cloud.name in HERE:
         return
     if importlib.util.find_spec("sky") is None:
-        raise ConfigError(
-            f"renting machines of cloud={cloud.name} needs SkyPilot",
-            code="E605",
-            why="it is not installed in this environment; planning does without",
+        raise CloudError(
+            f"machines of cloud={cloud.name} cannot be rented from here",
+            code="E406",
+            why="SkyPilot, which rents them, is not installed in this environment; planning does "
+            "without",
             where=f"cloud={cloud.name}",
             fix=f"{EXTRA}\naction=plan   shows what {cloud.name} would cost",
         )

@@ -47,7 +47,7 @@ def test_this_computer_can_be_trained_on(cloud):
 
 @pytest.mark.parametrize("cloud", ["gcp", "slurm"])
 def test_a_cloud_that_cannot_be_rented_says_that_it_can_be_planned_for(cloud):
-    with pytest.raises(CloudError, match="cannot be rented yet") as refusal:
+    with pytest.raises(CloudError, match="cannot be rented from here") as refusal:
         check_cloud(a_config(f"cloud={cloud}"))
     assert refusal.value.exit_code == 4
     assert "action=plan" in refusal.value.fix
