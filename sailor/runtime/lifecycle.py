@@ -273,6 +273,15 @@ def _tick(run: Run, at: float) -> Outcome:
     if run.stopping is not None and at > run.stop_deadline and run.stop is not None:
         why = f"{run.stop.why}; not saved in time by {', '.join(sorted(run.stopping))}"
         return end_run(run, End.failed, why)
+    overstayed = [
+        name
+        for name, node in sorted(run.nodes.items())
+        if node.leaves_at is not None and at > node.leaves_at + run.limits.overstay_s
+    ]
+    if overstayed and run.phase in (Phase.training, Phase.parked):
+        stays = {name: replace(run.nodes[name], leaves_at=None) for name in overstayed}
+        run = replace(run, nodes={**run.nodes, **stays})
+        return want_plan(run, at, cause=f"{', '.join(overstayed)} did not leave after all")
     stumble = run.stumble
     if stumble is not None and at - stumble.at > run.limits.stumble_s:
         return begin_unplanned(run, at, cause=stumble.cause, silent_s=at - stumble.at)

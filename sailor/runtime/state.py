@@ -116,6 +116,7 @@ class Limits:
     save_s: float = 120.0
     park_s: float = 600.0
     leave_margin_s: float = 3.0
+    overstay_s: float = 30.0  # past its announced end a node is still here: it was a false alarm
     stumble_s: float = 1.0  # for whatever broke a step to be found out, before all start over
     max_restarts: int = 20  # transitions in a row without a step
 

@@ -36,8 +36,9 @@ def undisturbed(place: Place) -> Callable[[int], Ended]:
     def made(steps: int) -> Ended:
         name = f"undisturbed-{steps}"
         with FileLock(place.root / f"{name}.lock"):
-            if (place.runs / name / "summary.json").exists():
-                return Ended(code=0, out="", err="", folder=place.runs / name)
+            folder = place.runs / place.full(name)
+            if (folder / "summary.json").exists():
+                return Ended(code=0, out="", err="", folder=folder)
             ended = place.train(
                 "cloud.nodes=1", "cloud.memory_per_gpu=1GiB", f"train.steps={steps}", name=name
             )

@@ -159,8 +159,9 @@ def test_a_checkpoint_that_cannot_be_written_disturbs_nothing(place, undisturbed
     """Something else lies where step 10 would be kept; step 20 and the end are durable."""
     name = "no-room"
     words = ("cloud.nodes=2", f"train.steps={STEPS}", "checkpoint.persist_every=10")
-    (place.runs / name / "checkpoints").mkdir(parents=True)
-    (place.runs / name / "checkpoints" / "step-00000010").write_text("not a folder")
+    checkpoints = place.runs / place.full(name) / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "step-00000010").write_text("not a folder")
     ended = place.train(*words, name=name)
     assert ended.code == 0, ended.told()
     hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS)

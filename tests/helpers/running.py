@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import xxhash
 import yaml
 
 from provision.machines import MachineRecord
@@ -215,6 +216,7 @@ class Place:
         self.root = root
         self.text = root / "text"
         self.runs = root / "runs"
+        self._mark = xxhash.xxh3_64_hexdigest(str(root))[:6]
         if not self.text.exists():
             _write_text(self.text)
         slow_cores(root / "cache" / "sailor")
@@ -229,9 +231,10 @@ class Place:
     ) -> Iterator[Running]:
         """A run under way; what is left of it is killed at the end of the block.
 
-        ``script`` is what goes wrong, as in a file of faults. Later arguments win over ``base``.
+        ``name``: for a run that is started more than once. ``script`` is what goes wrong, as in a
+        file of faults. Later arguments win over ``base``.
         """
-        name = name or f"t{secrets.token_hex(5)}"
+        name = self.full(name)
         if script:
             path = self.root / f"{name}.faults.yaml"
             path.write_text(yaml.safe_dump([dict(entry) for entry in script]))
@@ -256,7 +259,7 @@ class Place:
 
     def call(self, *arguments: str, name: str | None = None) -> Ended:
         """A command that ends without starting anything: refused, or done already."""
-        name = name or f"t{secrets.token_hex(5)}"
+        name = self.full(name)
         done = subprocess.run(
             self._command(name, *MODEL, *PATIENT, *arguments),
             cwd=self.root, env=self.environment(), stdin=subprocess.DEVNULL, capture_output=True,
@@ -264,6 +267,10 @@ class Place:
         )  # fmt: skip
         folder = self.runs / name
         return Ended(code=done.returncode, out=done.stdout, err=done.stderr, folder=folder)
+
+    def full(self, name: str | None) -> str:
+        """A run's whole name: no other place on this computer has one like it."""
+        return f"{name}-{self._mark}" if name else f"t{secrets.token_hex(5)}"
 
     def environment(self) -> dict[str, str]:
         """That of our commands: the slow cores, and no configuration of the user's own."""

@@ -279,6 +279,31 @@ def test_a_notice_too_short_to_prepare_halts_in_time():
     assert halt.nodes == ("n0", "n1")
 
 
+def test_a_node_without_which_there_is_no_plan_is_used_again_when_it_does_not_leave():
+    """It has a notice, nothing fits without it, and then nobody takes it away."""
+    run = a_training_run("n0", "n1")
+    run, _ = drive(
+        run,
+        s.Noticed(at=20, node="n1", seconds=5),
+        s.Planned(at=21, generation=2, layout=None, why="too few"),
+        s.WorkerDied(at=22, worker=a_member("n0").workers[0], cause="killed"),
+        s.WorkerStarted(at=23, worker=a_member("n0", incarnation=2).workers[0]),
+        *(s.NodeHalted(at=23, generation=1, node=node) for node in ("n0", "n1")),
+        s.Planned(at=24, generation=3, layout=None, why="too few"),
+    )
+    assert run.phase is s.Phase.parked
+    run, commands = drive(run, s.Tick(at=25 + LIMITS.overstay_s))
+    assert not commands
+    run, commands = drive(
+        run,
+        s.Tick(at=25.1 + LIMITS.overstay_s),
+        *(s.NodeHalted(at=56, generation=1, node=node) for node in ("n0", "n1")),
+    )
+    (replan,) = of_kind(commands, s.Replan)
+    assert [member.node for member in replan.members] == ["n0", "n1"]
+    assert run.pause.parked_s == pytest.approx(1.1 + LIMITS.overstay_s)
+
+
 def test_no_feasible_plan_parks_until_a_node_comes():
     run = a_training_run("n0", "n1")
     run, _ = drive(
