@@ -12,28 +12,30 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from actions.paths import is_path, path_settings
 from sailor.config import groups, keys
 from sailor.errors import ConfigError
 
 PROGRAM = "python run.py"
 _LIST_KEYS = f"{PROGRAM} --cfg job   lists every key"
 _LENGTHS = {"train.steps": "train.tokens", "train.tokens": "train.steps"}
+_SUFFIXES = (".yaml", ".yml", ".json")
 _FLAGS_WITH_VALUE = (
     "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn",
     "--config-dir", "-cd", "--info", "-i",
 )  # fmt: skip
-_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def expand(arguments: Sequence[str], *, root: Path) -> list[str]:
     """The arguments in Hydra's own terms.
 
     ``recipe=NAME`` (or ``+recipe=NAME``, or a path) becomes a primary config of its own, which the
-    other arguments override. ``faults=PATH`` becomes ``faults=file faults.path=PATH``. The length
-    of a run is said in steps or in tokens: naming one takes back the other. ``root`` is the folder
-    that holds conf/ and recipes/. Raises ConfigError E102 for an unknown recipe.
+    other arguments override. A path where a group wants an option becomes the settings that mean
+    it (actions/paths.py). The length of a run is said in steps or in tokens: naming one takes back
+    the other. ``root`` is the folder that holds conf/ and recipes/. Raises ConfigError E102 for an
+    unknown recipe, and what reading the folder of a model raises.
     """
-    given = {key_of(argument) for argument in arguments}
+    given = {key_of(argument) or "": argument.partition("=")[2] for argument in arguments}
     flags: list[str] = []
     expanded: list[str] = []
     words = iter(arguments)
@@ -47,8 +49,8 @@ def expand(arguments: Sequence[str], *, root: Path) -> list[str]:
         elif key.lstrip("+") == "recipe":
             path = _recipe(value, root=root, arguments=arguments)
             flags += ["--config-dir", str(path.parent), "--config-name", path.stem]
-        elif key == "faults" and _is_path(value, options=options("faults", root=root)):
-            expanded += ["faults=file", f"faults.path={quoted(value)}"]
+        elif is_path(key, value, options=options(key, root=root)):
+            expanded += path_settings(key, value, given=given)
         elif other is not None and other not in given:
             expanded += [argument, f"{other}=null"]
         else:
@@ -157,22 +159,11 @@ def command(arguments: Sequence[str]) -> str:
     return " ".join([PROGRAM, *map(_shell_quoted, arguments)])
 
 
-def quoted(value: str) -> str:
-    """A value in Hydra's quotes, whatever characters it has."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
 def _shell_quoted(argument: str) -> str:
     """For the shell; in double quotes where that reads better and is as safe."""
     if "'" in argument and not set(argument) & set('"$`\\!'):
         return f'"{argument}"'
     return shlex.quote(argument)
-
-
-def _is_path(value: str, *, options: Sequence[str]) -> bool:
-    if value in options or not value:
-        return False
-    return "/" in value or value.endswith(_SUFFIXES) or Path(value).is_file()
 
 
 def _recipe(name: str, *, root: Path, arguments: Sequence[str]) -> Path:

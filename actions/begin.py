@@ -13,8 +13,9 @@ from pathlib import Path
 from actions import domain
 from actions.console import Console
 from actions.machines import remote_tokens
+from actions.origin import check_first_weights, check_tokenizer, keep_origin
 from actions.preflight import check_cloud, check_port
-from actions.prepare import prepare_tokens
+from actions.prepare import corpus, prepare_tokens, reader
 from actions.run_folder import RunFolder, open_run, read_summary
 from sailor.config import Config
 from sailor.data.tokens import Manifest
@@ -38,7 +39,7 @@ def begin(config: Config, console: Console) -> Iterator[Beginning | None]:
     """Everything ready for the run of this configuration, or None when it is done already.
 
     None has been said on the console. Raises CloudError (E406), ConfigError (E105, E106, E602,
-    E603, E606, E607) and DataError (E501 to E505).
+    E603, E606, E607) and DataError (E501 to E513).
     """
     check_cloud(config)
     script = domain.faults(config)
@@ -48,7 +49,12 @@ def begin(config: Config, console: Console) -> Iterator[Beginning | None]:
             yield None
             return
         check_port(config)
+        if not folder.resumed:
+            check_first_weights(config)
+        words = reader(config, corpus(config))
+        check_tokenizer(config, words)
         tokens = prepare_tokens(config)
+        keep_origin(folder, config=config, tokens=tokens, words=words)
         yield Beginning(
             folder=folder,
             settings=domain.train_settings(config, tokens_path=_seen_by_machines(config, tokens)),

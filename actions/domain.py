@@ -90,8 +90,14 @@ def train_settings(config: Config, *, tokens_path: str) -> TrainSettings:
         compute_dtype=compute_dtype(config).value, device=device(config).value,
         eval_every=train.eval_every, eval_samples=train.eval_samples,
         snapshot_every=config.checkpoint.snapshot_every,
-        persist_every=config.checkpoint.persist_every,
+        persist_every=config.checkpoint.persist_every, init_from=first_weights(config),
     )  # fmt: skip
+
+
+def first_weights(config: Config) -> str:
+    """The folder the weights of step 0 come from, or "" for the seed."""
+    folder = config.model.init_from
+    return "" if folder is None else str(Path(folder).expanduser().absolute())
 
 
 def limits(config: Config, *, initial_nodes: int) -> Limits:
@@ -143,12 +149,13 @@ def _fault_file(path: Path) -> list[Any]:
 
 def check_vocabulary(config: Config, *, vocab_size: int) -> None:
     """Raise DataError E505 when the tokenizer knows more tokens than the model has rows for."""
-    if vocab_size > config.model.vocab_size:
+    rows = config.model.vocab_size - config.model.vocab_padding
+    if vocab_size > rows:
         raise DataError(
             f"tokenizer {config.tokenizer.name} does not fit {config.model.name}",
             code="E505",
             why=f"it makes token numbers up to {vocab_size - 1:,}, the model has "
-            f"{config.model.vocab_size:,} rows",
+            f"{rows:,} rows for tokens",
             where="tokenizer, model.vocab_size",
-            fix=f"model.vocab_size={vocab_size}",
+            fix=f"model.vocab_size={vocab_size + config.model.vocab_padding}",
         )

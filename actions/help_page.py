@@ -21,8 +21,10 @@ Sailor trains language models on preemptible machines without losing work when t
 
 _CLOSING = """
 Any key can be set with group.key=value; sailor/config.py says what each means.
-faults=PATH reads a script of faults, recipe=NAME starts from recipes/NAME.yaml, output=json prints
-one JSON document. -m runs several values of a key one after the other. --hydra-help has the rest.
+model=FOLDER starts from a Hugging Face model, tokenizer=PATH reads text with a tokenizer you have,
+checkpoint=PATH names one step for export, eval and check, faults=PATH reads a script of faults,
+recipe=NAME starts from recipes/NAME.yaml, output=json prints one JSON document. -m runs several
+values of a key one after the other. --hydra-help has the rest.
 
 Ctrl-C finishes the step, saves and exits 75; the same command goes on. A second one stops at once.
 Exit codes: 0 done, 1 our bug, 2 usage, 3 no plan, 4 cloud, 5 data, 6 diverged, 7 limit reached,

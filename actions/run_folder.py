@@ -30,6 +30,7 @@ FREE_KEYS = (
     "planner.patience", "checkpoint.keep", "checkpoint.compare_every", "cloud.replace",
     "cloud.trace", "cloud.cluster", "cloud.shared_files", "cloud.python",
     "cloud.nodes_per_cluster", "cloud.launches", "cloud.join", "cloud.idle",
+    "checkpoint.path", "export", "eval",
 )  # fmt: skip
 
 

@@ -42,6 +42,13 @@ class Objective(Enum):
     max_throughput = "max_throughput"
 
 
+class ExportFormat(Enum):
+    """The forms a model leaves in."""
+
+    hf = "hf"
+    dcp = "dcp"
+
+
 class Device(Enum):
     """What a worker computes on."""
 
@@ -67,7 +74,7 @@ class Output(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
-    """The shape of the transformer; the fields of sailor.models.spec.ModelSpec."""
+    """The shape of the transformer: the fields of sailor.models.spec.ModelSpec, and its origin."""
 
     name: str
     """What plans, reports and run names call it."""
@@ -121,6 +128,8 @@ class ModelConfig:
     """Longest sequence, in tokens, the rotary frequencies were made for before stretching."""
     sliding_window: int = 0
     """Tokens one token sees, itself included; 0 is all before it."""
+    init_from: str | None = None
+    """Folder the weights of step 0 come from, of Hugging Face or torch DCP; null is the seed."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -140,7 +149,14 @@ class TokenizerConfig:
     """How text becomes numbers."""
 
     name: str = "bytes"
-    """"bytes" takes each byte as a token and needs no file."""
+    """"bytes" takes each byte as a token and needs no file, "bpe" is learned from the text, "file"
+    is at ``path``."""
+    path: str | None = None
+    """file only: tokenizer.json, SentencePiece .model, or their folder; tokenizer=PATH sets it."""
+    vocab_size: int | None = None
+    """bpe only: tokens to learn; null is as many as the model has rows for."""
+    end_of_text: str | None = None
+    """file only: the token that ends a document; null looks in tokenizer_config.json."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -345,6 +361,37 @@ class CheckpointConfig:
     """Durable checkpoints kept; older ones are removed once a newer one is complete."""
     directory: str | None = None
     """Folder or fsspec address; null is ``checkpoints`` in the run folder."""
+    path: str | None = None
+    """One step's folder, for export, eval and check; checkpoint=PATH sets it. null is the newest
+    of the run."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ExportConfig:
+    """What action=export writes. Nothing here changes what is trained."""
+
+    format: ExportFormat = ExportFormat.hf
+    """hf: a Hugging Face folder; dcp: a torch distributed checkpoint, with optimizer state."""
+    directory: str | None = None
+    """Folder to write, which must not exist; null is in the run folder, named by the step."""
+    dtype: Dtype = Dtype.float32
+    """hf only: format of the weights; float32 keeps every bit."""
+    max_shard: str = "5GB"
+    """hf only: most bytes of weights in one file."""
+
+
+@dataclass(kw_only=True, slots=True)
+class EvalConfig:
+    """What action=eval looks at, besides the held-out loss."""
+
+    prompts: list[str] = field(default_factory=lambda: ["def ", "The "])
+    """Beginnings of texts the model continues; empty is none."""
+    tokens: int = 100
+    """Most tokens of a continuation; an end of text ends it before."""
+    temperature: float = 0.8
+    """Randomness of a continuation; 0 takes the likeliest token each time."""
+    top_k: int = 0
+    """Only the likeliest so many tokens are drawn from; 0 is all."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -423,6 +470,8 @@ class Config:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     ui: UiConfig = field(default_factory=UiConfig)
     run: RunConfig = field(default_factory=RunConfig)
 

@@ -41,6 +41,12 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "model.num_kv_heads": (1, None), "model.head_size": (1, None),
     "model.ffn_hidden_size": (1, None), "model.vocab_size": (1, None),
     "model.max_positions": (1, None), "model.norm_epsilon": (0, None),
+    "model.vocab_padding": (0, None), "model.position_offset": (0, None),
+    "model.rope_theta": (1, None), "model.rope_scaling_factor": (1, None),
+    "model.rope_low_freq_factor": (0, None), "model.rope_high_freq_factor": (0, None),
+    "model.rope_original_positions": (1, None), "model.sliding_window": (0, None),
+    "tokenizer.vocab_size": (1, None), "eval.tokens": (0, None), "eval.temperature": (0, None),
+    "eval.top_k": (0, None),
     "train.steps": (1, None), "train.global_batch_size": (1, None),
     "train.sequence_length": (1, None), "train.eval_every": (0, None),
     "train.eval_samples": (1, None),
@@ -76,7 +82,9 @@ def _units(flat: dict[str, Any]) -> Iterator[Problem]:
     yield from _parsed(
         flat, {"cloud.trace.begin": "1h", "cloud.trace.notice": "5s"}, parse_seconds, zero=True
     )
-    yield from _parsed(flat, {"cloud.memory_per_gpu": "80GiB"}, parse_bytes)
+    yield from _parsed(
+        flat, {"cloud.memory_per_gpu": "80GiB", "export.max_shard": "5GB"}, parse_bytes
+    )
     yield from _parsed(flat, {"train.tokens": "20B"}, parse_count)
 
 
@@ -158,6 +166,19 @@ def _model(config: Config) -> Iterator[Problem]:
             key="model.num_kv_heads", fix=f"model.num_kv_heads={model.num_heads}",
             what=f"num_heads {model.num_heads} is not a multiple of it ({model.num_kv_heads})",
         )  # fmt: skip
+    if model.vocab_padding >= model.vocab_size >= 1:
+        yield Problem(
+            key="model.vocab_padding", fix="model.vocab_padding=0",
+            what=f"no row of {model.vocab_size} is left for a token",
+        )  # fmt: skip
+    if model.rope_scaling_factor != 1 and not (
+        model.rope_low_freq_factor < model.rope_high_freq_factor
+    ):
+        yield Problem(
+            key="model.rope_low_freq_factor", fix="model.rope_low_freq_factor=1.0",
+            what=f"{model.rope_low_freq_factor} is not below rope_high_freq_factor "
+                 f"{model.rope_high_freq_factor}",
+        )  # fmt: skip
 
 
 def _runtime(config: Config) -> Iterator[Problem]:
@@ -183,6 +204,11 @@ def _data(config: Config) -> Iterator[Problem]:
         yield Problem(
             key="data.path", what="data=text needs a file or folder", fix="data.path=PATH/TO/TEXT"
         )
+    if config.tokenizer.name == "file" and not config.tokenizer.path:
+        yield Problem(
+            key="tokenizer.path", what="tokenizer=file needs a file",
+            fix="tokenizer.path=PATH/TO/tokenizer.json",
+        )  # fmt: skip
 
 
 def _faults(config: Config) -> Iterator[Problem]:

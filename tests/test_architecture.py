@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "provision", "sailor.config", "sailor.rules", "sailor.faults", "sailor.planner",
         "sailor.profile", "sailor.plan", "sailor.models.spec", "sailor.cluster", "sailor.data",
         "sailor.runtime", "sailor.checkpoint", "sailor.training.settings", "sailor.observe",
-        "sailor.parallel", "sailor.log",
+        "sailor.parallel", "sailor.log", "sailor.models.hf", "sailor.models.dcp",
+        "sailor.training.evaluate", "sailor.training.inference", "sailor.training.initial",
     },
     "provision": {"sailor.cluster", "sailor.faults", "sailor.observe"},
     "sailor.config": {"sailor.models.spec"},
@@ -82,7 +83,7 @@ ONLY_IN: dict[str, set[str]] = {
         "sailor.models", "sailor.parallel.comm", "sailor.parallel.tensor",
         "sailor.parallel.pipeline", "sailor.parallel.reduce", "sailor.parallel.state",
         "sailor.training", "sailor.runtime.zygote", "sailor.runtime.worker",
-        "sailor.runtime.seat", "sailor.runtime.store_client",
+        "sailor.runtime.seat", "sailor.runtime.store_client", "actions.eval",
     },
     # The table of contents of torch's checkpoints is one; read there with a list of allowed names.
     "pickle": {"sailor.models.dcp"},

@@ -18,6 +18,7 @@ from sailor.data.tokenizer import (
     SETTINGS_FILE,
     SMALLEST_BPE,
     Tokens,
+    json_file,
     settings_file,
     unreadable,
     without_end,
@@ -64,11 +65,9 @@ class JsonTokenizer:
         return text.encode()
 
     def files(self) -> dict[str, bytes]:
-        settings = (
-            (json.dumps(self._settings, indent=1) + "\n").encode()
-            if self._settings
-            else settings_file(self._end)
-        )
+        settings = settings_file(self._end)
+        if self._settings:
+            settings = json_file({**self._settings, "eos_token": self._end})
         return {JSON_FILE: self._content, SETTINGS_FILE: settings}
 
 

@@ -22,6 +22,7 @@ import msgspec
 import torch
 
 from sailor.checkpoint.segment import CorruptSnapshot, Segment
+from sailor.errors import DataError
 from sailor.log import Stamp, configure_log
 from sailor.parallel.comm import Aborted, build_groups
 from sailor.parallel.layout import Layout, WorkerId
@@ -138,7 +139,7 @@ class Worker:
         self._move(Doing.preparing, step=-1)
         try:
             moved = take_boxes(new, order.sources, step=order.step, old=old)
-        except (SpoiledSource, ValueError) as error:
+        except (DataError, SpoiledSource, ValueError) as error:
             self._could_not(order.generation, str(error), path=getattr(error, "path", ""))
             return
         new.sit_down()

@@ -34,8 +34,14 @@ class Evaluation:
 
 def evaluation(plan: Plan, *, eval_samples: int, num_sequences: int) -> Evaluation:
     """``eval_samples`` sequences spread evenly over the held-out ones, or all if they are fewer."""
-    num_samples = max(1, min(eval_samples, num_sequences))
-    chosen = np.arange(num_samples, dtype=np.int64) * num_sequences // num_samples
+    chosen = held_out_sequences(eval_samples=eval_samples, num_sequences=num_sequences)
+    num_samples = len(chosen)
     size = min(replica.microbatch_size for replica in plan.replicas)
     filled = np.resize(chosen, -(-num_samples // size) * size)
     return Evaluation(sequences=filled.reshape(-1, size), num_samples=num_samples)
+
+
+def held_out_sequences(*, eval_samples: int, num_sequences: int) -> npt.NDArray[np.int64]:
+    """``eval_samples`` of the held-out sequences, spread evenly, or all if they are fewer."""
+    num_samples = max(1, min(eval_samples, num_sequences))
+    return np.arange(num_samples, dtype=np.int64) * num_sequences // num_samples

@@ -29,7 +29,7 @@ def initial_weights(spec: ModelSpec, *, seed: int, folder: str) -> ReadWeight:
 
         return DcpFolder(Path(folder), spec=spec).read
     if folder:
-        return HuggingFaceFolder(Path(folder)).read
+        return HuggingFaceFolder(Path(folder), spec=spec).read
     return _Seeded(spec, seed=seed).read
 
 

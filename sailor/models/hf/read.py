@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from sailor.errors import DataError
-from sailor.models.hf.config import read_config, spec_of
+from sailor.models.hf.config import CONFIG, read_config, spec_of
 from sailor.models.hf.tensors import Part, TheirTensor, their_tensors
 from sailor.models.spec import ModelSpec
 from sailor.parallel.boxes import Box
@@ -34,12 +34,15 @@ _NO_WEIGHTS = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")
 class HuggingFaceFolder:
     """A folder as save_pretrained writes it, or a download leaves it."""
 
-    def __init__(self, path: Path) -> None:
-        """Reads config.json alone. Raises DataError E511, E512."""
+    def __init__(self, path: Path, *, spec: ModelSpec | None = None) -> None:
+        """Reads config.json alone; a ``spec`` may be known to be the same model.
+
+        Raises DataError E511, E512.
+        """
         self.path = path
         self.config = read_config(path)
-        self.spec: ModelSpec = spec_of(
-            self.config, name=path.resolve().name, where=str(path / "config.json")
+        self.spec = spec or spec_of(
+            self.config, name=path.resolve().name, where=str(path / CONFIG)
         )
         self._open: dict[tuple[str, str], Any] = {}
 
