@@ -60,6 +60,8 @@ _GCP_HOSTS = {
     "n1+V100x4": "n1-standard-32",
     "n1+V100x8": "n1-standard-64",
 }
+# GCP machines whose GPUs SkyPilot calls otherwise than the same GPUs elsewhere.
+_GCP_GPUS = {"a3-megagpu-8g": "H100-MEGA"}
 CPU = "cpu"  # the GPU of machines that have none
 
 
@@ -99,7 +101,8 @@ def placement(
         )
     accelerators = None
     if machine.gpu.name != CPU:
-        accelerators = f"{gpu_name(machine.gpu.name)}:{machine.num_gpus}"
+        gpu = _GCP_GPUS.get(machine.name) or gpu_name(machine.gpu.name)
+        accelerators = f"{gpu}:{machine.num_gpus}"
     if not infra.names_machines:
         return Placement(
             infra=_where(zone, infra, zone.name),

@@ -54,7 +54,6 @@ def test_machines_go_and_come_back_as_the_trace_says_and_training_goes_on(place:
     log = ended.events
     check.check_one_owner(log)
     check.check_samples(log, batch=8)
-    check.check_pauses(log)
     asked = of_kind(log, "recruiting")
     assert all(event["decision"] == "order" and event["why"] for event in asked)
     assert {event["zone"] for event in asked} == {"east", "west"}
