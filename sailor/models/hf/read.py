@@ -41,9 +41,7 @@ class HuggingFaceFolder:
         """
         self.path = path
         self.config = read_config(path)
-        self.spec = spec or spec_of(
-            self.config, name=path.resolve().name, where=str(path / CONFIG)
-        )
+        self.spec = spec or spec_of(self.config, name=path.resolve().name, where=str(path / CONFIG))
         self._open: dict[tuple[str, str], Any] = {}
 
     def check(self) -> None:
