@@ -216,7 +216,7 @@ class Place:
         self.root = root
         self.text = root / "text"
         self.runs = root / "runs"
-        self._mark = xxhash.xxh3_64_hexdigest(str(root))[:6]
+        self._mark = xxhash.xxh3_64_hexdigest(str(root).encode())[:6]
         if not self.text.exists():
             _write_text(self.text)
         slow_cores(root / "cache" / "sailor")

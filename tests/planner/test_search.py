@@ -261,7 +261,8 @@ def test_twin_zones_of_one_region_are_used_together():
     """Two zones alike in everything offer twice the machines of one: half the fleet is no limit."""
     machine = a_machine(gpu=a_gpu(memory_mib=8.0))
     pool = a_pool(an_offer(machine, zone="a", count=2), an_offer(machine, zone="b", count=2))
-    best = ask(pool).best
+    # A batch large enough that four machines are worth their gradient reduction.
+    best = ask(pool, job=a_job(batch=256)).best
     assert {rental.offer.zone.name: rental.num_machines for rental in best.rentals} == {
         "a": 2,
         "b": 2,
