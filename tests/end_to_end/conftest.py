@@ -34,9 +34,9 @@ def undisturbed(place: Place) -> Callable[[int], Ended]:
     """``undisturbed(steps)``: the run to compare with, on one machine, made once per length."""
 
     def made(steps: int) -> Ended:
-        name = f"undisturbed-{steps}"
+        name = place.named(f"undisturbed-{steps}")
         with FileLock(place.root / f"{name}.lock"):
-            folder = place.runs / place.full(name)
+            folder = place.runs / name
             if (folder / "summary.json").exists():
                 return Ended(code=0, out="", err="", folder=folder)
             ended = place.train(

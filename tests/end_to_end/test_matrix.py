@@ -61,7 +61,7 @@ def test_a_flipped_bit_in_memory_is_found_and_another_copy_taken(place, undistur
 
 
 def test_a_flipped_bit_on_disk_is_found_and_an_older_checkpoint_taken(place, undisturbed):
-    name = "rotten-disk"
+    name = place.named("rotten-disk")
     words = ("cloud.nodes=2", f"train.steps={STEPS}", "checkpoint.persist_every=5")
     words += ("checkpoint.keep=4",)
     with place.start(*words, name=name) as run:
@@ -157,9 +157,9 @@ def test_when_all_machines_are_gone_the_run_waits_and_goes_on_with_new_ones(plac
 
 def test_a_checkpoint_that_cannot_be_written_disturbs_nothing(place, undisturbed):
     """Something else lies where step 10 would be kept; step 20 and the end are durable."""
-    name = "no-room"
+    name = place.named("no-room")
     words = ("cloud.nodes=2", f"train.steps={STEPS}", "checkpoint.persist_every=10")
-    checkpoints = place.runs / place.full(name) / "checkpoints"
+    checkpoints = place.runs / name / "checkpoints"
     checkpoints.mkdir(parents=True)
     (checkpoints / "step-00000010").write_text("not a folder")
     ended = place.train(*words, name=name)

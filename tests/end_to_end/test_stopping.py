@@ -48,7 +48,7 @@ def interrupt(run: Running, number: signal.Signals) -> Ended:
 def test_a_run_stopped_by_either_signal_goes_on_to_the_same_end(
     place: Place, undisturbed: Undisturbed
 ):
-    name = "stopped-and-resumed"
+    name = place.named("stopped-and-resumed")
     with place.start(*TWO, name=name) as run:
         run.until_step(8)
         first = interrupt(run, signal.SIGINT)
@@ -109,7 +109,7 @@ def test_a_run_stopped_while_its_machines_boot_leaves_nothing(place: Place):
 def test_a_killed_command_is_cleaned_up_after_and_goes_on_from_the_durable_step(
     place: Place, undisturbed: Undisturbed
 ):
-    name = "killed-and-resumed"
+    name = place.named("killed-and-resumed")
     words = (*TWO, "checkpoint.persist_every=10")
     with place.start(*words, name=name) as run:
         run.until(lambda log: any(e.kind == "persisted" for e in log), what="a durable step")
@@ -133,8 +133,8 @@ def test_a_killed_command_is_cleaned_up_after_and_goes_on_from_the_durable_step(
 def test_a_finished_run_is_left_as_it_is_and_another_configuration_refused(
     place: Place, undisturbed: Undisturbed
 ):
-    name = "finished"
-    folder = place.runs / place.full(name)
+    name = place.named("finished")
+    folder = place.runs / name
     shutil.copytree(undisturbed(STEPS).folder, folder)
     before = contents(folder)
     same = ("cloud.nodes=1", "cloud.memory_per_gpu=1GiB", f"train.steps={STEPS}")
@@ -155,10 +155,10 @@ def test_what_is_in_use_is_refused_and_the_run_that_uses_it_goes_on(place: Place
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with place.start(*ONE, f"runtime.port={port}", name="in-use") as run:
+    with place.start(*ONE, f"runtime.port={port}", name=place.named("in-use")) as run:
         run.until_step(2)
-        second = place.call(*ONE, f"runtime.port={port}", name="in-use")
-        third = place.call(*ONE, f"runtime.port={port}", name="another")
+        second = place.call(*ONE, f"runtime.port={port}", name=place.named("in-use"))
+        third = place.call(*ONE, f"runtime.port={port}", name=place.named("another"))
         assert (second.code, third.code) == (2, 2)
         assert second.err.startswith(f"error[E606] run {run.name} is open in another process")
         assert f"kill -INT {run.process.pid}" in second.err

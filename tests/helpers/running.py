@@ -231,10 +231,10 @@ class Place:
     ) -> Iterator[Running]:
         """A run under way; what is left of it is killed at the end of the block.
 
-        ``name``: for a run that is started more than once. ``script`` is what goes wrong, as in a
-        file of faults. Later arguments win over ``base``.
+        ``name``: for a run that is started more than once, see ``named``. ``script`` is what goes
+        wrong, as in a file of faults. Later arguments win over ``base``.
         """
-        name = self.full(name)
+        name = name or f"t{secrets.token_hex(5)}"
         if script:
             path = self.root / f"{name}.faults.yaml"
             path.write_text(yaml.safe_dump([dict(entry) for entry in script]))
@@ -259,7 +259,7 @@ class Place:
 
     def call(self, *arguments: str, name: str | None = None) -> Ended:
         """A command that ends without starting anything: refused, or done already."""
-        name = self.full(name)
+        name = name or f"t{secrets.token_hex(5)}"
         done = subprocess.run(
             self._command(name, *MODEL, *PATIENT, *arguments),
             cwd=self.root, env=self.environment(), stdin=subprocess.DEVNULL, capture_output=True,
@@ -268,9 +268,9 @@ class Place:
         folder = self.runs / name
         return Ended(code=done.returncode, out=done.stdout, err=done.stderr, folder=folder)
 
-    def full(self, name: str | None) -> str:
-        """A run's whole name: no other place on this computer has one like it."""
-        return f"{name}-{self._mark}" if name else f"t{secrets.token_hex(5)}"
+    def named(self, name: str) -> str:
+        """A run's name that no other place on this computer uses."""
+        return f"{name}-{self._mark}"
 
     def environment(self) -> dict[str, str]:
         """That of our commands: the slow cores, and no configuration of the user's own."""
