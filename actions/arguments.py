@@ -53,6 +53,8 @@ def expand(arguments: Sequence[str], *, root: Path) -> list[str]:
             expanded += path_settings(key, value, given=given)
         elif other is not None and other not in given:
             expanded += [argument, f"{other}=null"]
+        elif key.startswith("model.") and is_known(key):
+            expanded.append(f"++{argument}")  # models' files leave out what they do not need
         else:
             expanded.append(argument)
     return flags + expanded  # argparse wants the overrides side by side

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from actions import domain
 from actions.console import Console
-from actions.machines import remote_tokens
+from actions.machines import remote_model, remote_tokens
 from actions.origin import check_first_weights, check_tokenizer, keep_origin
 from actions.preflight import check_cloud, check_port
 from actions.prepare import corpus, prepare_tokens, reader
@@ -57,18 +57,20 @@ def begin(config: Config, console: Console) -> Iterator[Beginning | None]:
         keep_origin(folder, config=config, tokens=tokens, words=words)
         yield Beginning(
             folder=folder,
-            settings=domain.train_settings(config, tokens_path=_seen_by_machines(config, tokens)),
+            settings=_settings(config, tokens),
             tokens=Path(tokens.path),
             faults=script,
             checkpoint_directory=config.checkpoint.directory or str(folder.checkpoints.absolute()),
         )
 
 
-def _seen_by_machines(config: Config, tokens: Manifest) -> str:
-    """Where a machine finds the tokens."""
-    if config.cloud.name in domain.HERE or config.cloud.shared_files:
-        return tokens.path
-    return remote_tokens(Path(tokens.path))
+def _settings(config: Config, tokens: Manifest) -> TrainSettings:
+    """The recipe, with the places where a machine finds tokens and first weights."""
+    tokens_path, model = tokens.path, domain.first_weights(config)
+    if config.cloud.name not in domain.HERE and not config.cloud.shared_files:
+        tokens_path = remote_tokens(Path(tokens_path))
+        model = model and remote_model(Path(model))
+    return domain.train_settings(config, tokens_path=tokens_path, init_from=model)
 
 
 def say_done(folder: RunFolder, console: Console) -> None:

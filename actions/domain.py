@@ -80,8 +80,12 @@ def optimizer_settings(config: Config) -> OptimizerSettings:
     )  # fmt: skip
 
 
-def train_settings(config: Config, *, tokens_path: str) -> TrainSettings:
-    """The training recipe. ``tokens_path`` is the folder that sailor.data.tokens.prepare made."""
+def train_settings(config: Config, *, tokens_path: str, init_from: str = "") -> TrainSettings:
+    """The training recipe.
+
+    ``tokens_path`` is the folder that sailor.data.tokens.prepare made, ``init_from`` that of the
+    first weights, or "" for the seed; both as a worker sees them.
+    """
     train = config.train
     return TrainSettings(
         seed=config.seed, total_steps=total_steps(config), sequence_length=train.sequence_length,
@@ -90,12 +94,12 @@ def train_settings(config: Config, *, tokens_path: str) -> TrainSettings:
         compute_dtype=compute_dtype(config).value, device=device(config).value,
         eval_every=train.eval_every, eval_samples=train.eval_samples,
         snapshot_every=config.checkpoint.snapshot_every,
-        persist_every=config.checkpoint.persist_every, init_from=first_weights(config),
+        persist_every=config.checkpoint.persist_every, init_from=init_from,
     )  # fmt: skip
 
 
 def first_weights(config: Config) -> str:
-    """The folder the weights of step 0 come from, or "" for the seed."""
+    """The folder here that the weights of step 0 come from, or "" for the seed."""
     folder = config.model.init_from
     return "" if folder is None else str(Path(folder).expanduser().absolute())
 

@@ -9,7 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from actions.domain import HERE
+from actions.domain import HERE, first_weights
 from actions.planning import Question
 from actions.traces import trace_of, zones_of
 from provision.catalog import LOCAL_MACHINE, LOCAL_ZONES
@@ -151,6 +151,9 @@ def _clusters(
 ) -> Machinery:  # fmt: skip
     cloud = config.cloud
     mounts = {} if cloud.shared_files else {remote_tokens(tokens): tokens}
+    model = first_weights(config)
+    if model and not cloud.shared_files:
+        mounts[remote_model(Path(model))] = Path(model)
     sky = SkyProcess(log_path=folder / "logs" / "skypilot.log")
     launcher = SkyLauncher(
         cloud=cloud.name,
@@ -187,6 +190,11 @@ def _clusters(
 def remote_tokens(tokens: Path) -> str:
     """Where text made into tokens lies on a machine that does not share our files."""
     return f"/tmp/sailor-tokens/{tokens.name}"
+
+
+def remote_model(folder: Path) -> str:
+    """Where the model a run starts from lies on a machine that does not share our files."""
+    return f"/tmp/sailor-model/{folder.name}"
 
 
 def _spread(config: Config, zones: Iterable[str]) -> tuple[NodeRequest, ...]:

@@ -63,8 +63,9 @@ def _model(value: str, given: Mapping[str, str]) -> list[str]:
     spec = spec_of(read_config(folder), name=folder.resolve().name, where=str(folder))
     settings = {f"model.{f.name}": _word(getattr(spec, f.name)) for f in fields(ModelSpec)}
     settings["model.init_from"] = quoted(str(folder))
-    longest = min(_LONGEST_SEQUENCE, spec.max_positions)
-    settings["train.sequence_length"] = str(longest)
+    positions = given.get("model.max_positions", "")
+    most = int(positions) if positions.isdigit() else spec.max_positions
+    settings["train.sequence_length"] = str(min(_LONGEST_SEQUENCE, most))
     for key in given:
         settings.pop(key, None)
     words = [f"model={_FOLDER_OPTION}", *(f"{key}={word}" for key, word in settings.items())]
