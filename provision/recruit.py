@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 
 from provision.outlook import BackOff, Outlook, Place
 from sailor.cluster.pool import Offer
@@ -68,6 +69,16 @@ class Crew:
     def outlook(self, place: Place) -> Outlook:
         """What is known of a place; a blank sheet at first."""
         return self.outlooks.get(place, Outlook())
+
+    @cached_property
+    def crowd(self) -> Mapping[Place, tuple[int, int]]:
+        """(machines, those of them only ordered) by place. Counted once: decisions ask for every
+        place in turn."""
+        crowd: dict[Place, tuple[int, int]] = {}
+        for post in self.posts.values():
+            there, on_order = crowd.get(post.place, (0, 0))
+            crowd[post.place] = (there + 1, on_order + (post.seat is Seat.ordered))
+        return crowd
 
     def count(self, *seats: Seat) -> int:
         """Machines in any of these states."""
@@ -303,10 +314,8 @@ def _can_give(crew: Crew, place: Place, *, now: float) -> bool:
     outlook = crew.outlook(place)
     if offer is None or not outlook.is_open(now):
         return False
-    there = [post for post in crew.posts.values() if post.place == place]
-    if len(there) >= offer.count:
-        return False
-    if outlook.refusals and any(post.seat is Seat.ordered for post in there):
+    there, on_order = crew.crowd.get(place, (0, 0))
+    if there >= offer.count or (outlook.refusals and on_order):
         return False
     limit = crew.rules.dollars_per_hour
     return limit is None or crew.dollars_per_hour + offer.price_per_hour <= limit

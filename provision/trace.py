@@ -37,15 +37,19 @@ class SpotEvent:
     def __post_init__(self) -> None:
         if self.delta == 0:
             raise ValueError("an event changes something")
+        if self.notice_seconds is not None and self.notice_seconds < 0:
+            raise ValueError(f"a notice of {self.notice_seconds:g} s at {self.t:g} s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """Events in order of time, from 0 to ``seconds``. ``source`` says where it is from."""
+    """Events in order of time, from 0 to ``seconds``. ``source`` says where it is from, ``notes``
+    what had to be mended to read it."""
 
     events: tuple[SpotEvent, ...]
     seconds: float
     source: str
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         level: dict[Place, int] = {}
@@ -96,16 +100,15 @@ class Trace:
             if level
         ]
         rest = [replace(e, t=e.t - begin) for e in self.events if begin < e.t <= end]
-        return Trace(
-            events=tuple(first + rest), seconds=min(end, self.seconds) - begin, source=self.source
-        )
+        return replace(self, events=tuple(first + rest), seconds=min(end, self.seconds) - begin)
 
     def faster(self, factor: float) -> Trace:
         """The same trace in 1/factor of the time. Notices keep their length: machines need it."""
         events = tuple(replace(event, t=event.t / factor) for event in self.events)
-        return Trace(
-            events=events, seconds=self.seconds / factor, source=f"{self.source}, {factor:g}x"
-        )
+        return replace(
+            self, events=events, seconds=self.seconds / factor,
+            source=f"{self.source}, {factor:g}x",
+        )  # fmt: skip
 
     def fitting(self, most: int) -> Trace:
         """The same trace scaled down so that no more than ``most`` machines are ever there.
@@ -192,26 +195,33 @@ def merge(traces: Sequence[Trace]) -> Trace:
         (event for trace in traces for event in trace.events if event.t <= seconds),
         key=lambda event: (event.t, event.zone, event.machine_type),
     )
-    return Trace(events=tuple(events), seconds=seconds, source=" + ".join(t.source for t in traces))
+    return Trace(
+        events=tuple(events),
+        seconds=seconds,
+        source=" + ".join(trace.source for trace in traces),
+        notes=tuple(note for trace in traces for note in trace.notes),
+    )
 
 
 def read_trace(path: Path | str, *, zone: str = "", machine_type: str = "spot") -> Trace:
     """The trace in a file, in any of the formats of docs/traces.md.
 
     ``zone`` and ``machine_type`` are used where the file names none; the zone defaults to the
-    file's name. Raises DataError E506 saying what is wrong and where.
+    file's name. Lines out of order are sorted and a last line that was cut off is left out, both
+    with a note in the trace. Raises DataError E506 saying what is wrong and where.
     """
     path = Path(path)
     place = (zone or path.stem, machine_type)
+    notes: list[str] = []
     try:
         text = path.read_text()
         if path.suffix == ".json":
             events, seconds = _from_json(json.loads(text), place)
         else:
-            events, seconds = _from_csv(csv.DictReader(text.splitlines()), place)
+            events, seconds = _from_csv(*_rows(text, notes), place)
         if not events:
             raise ValueError("it has no events")
-        return Trace(events=tuple(events), seconds=seconds, source=path.name)
+        return Trace(events=tuple(events), seconds=seconds, source=path.name, notes=tuple(notes))
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"no {error.args[0]} where one is needed" if isinstance(error, KeyError) else error
         raise DataError(
@@ -223,8 +233,50 @@ def read_trace(path: Path | str, *, zone: str = "", machine_type: str = "spot") 
         ) from error
 
 
-def _from_csv(rows: csv.DictReader[str], place: Place) -> tuple[list[SpotEvent], float]:
-    columns = set(rows.fieldnames or ())
+def _rows(text: str, notes: list[str]) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns of a CSV and its lines in order of time; what was mended is noted.
+
+    Only a last line can have been cut off: a short one further up is a mistake, and is refused when
+    its fields are read.
+    """
+    reader = csv.DictReader(text.splitlines())
+    columns = list(reader.fieldnames or ())
+    rows = list(reader)
+    if len(rows) > 1 and _was_cut(rows[-1], rows[-2], ended=text.endswith("\n")):
+        notes.append(f"its last line was cut off and is left out: {','.join(_there(rows[-1]))}")
+        rows.pop()
+    for row in rows:
+        if None in row or None in row.values():
+            raise ValueError(f"a line has {len(_there(row))} of {len(columns)} fields: "
+                             f"{','.join(_there(row))}")  # fmt: skip
+    name = next((c for c in ("t_s", "t_ms", "minute", "utc_or_local_time") if c in columns), None)
+    if name is not None:
+        times = [_seconds(row[name]) for row in rows]
+        if any(later < earlier for earlier, later in zip(times, times[1:], strict=False)):
+            number = sum(b < a for a, b in zip(times, times[1:], strict=False))
+            notes.append(f"{number} lines were out of order and are sorted by time")
+            rows = [row for _, row in sorted(zip(times, rows, strict=True), key=lambda e: e[0])]
+    return columns, rows
+
+
+def _was_cut(last: Mapping[str, str], before: Mapping[str, str], *, ended: bool) -> bool:
+    """Whether the end of the file fell into a line: fields are missing, or its last one was being
+    written and is not of the kind it is in the line before."""
+    if any(value is None for value in last.values()) and None not in last:
+        return True
+    end, usual = list(last.values())[-1], list(before.values())[-1]
+    known = ("add", "remove", "preempt")
+    return not ended and usual in known and end not in known
+
+
+def _there(row: Mapping[str | None, str | None]) -> list[str]:
+    return [str(value) for value in row.values() if value is not None]
+
+
+def _from_csv(
+    names: Sequence[str], rows: Sequence[dict[str, str]], place: Place
+) -> tuple[list[SpotEvent], float]:
+    columns = set(names)
     if {"event", "node"} <= columns and columns & {"t_s", "t_ms"}:
         return _from_nodes(rows, place)
     if {"t_s", "delta"} <= columns:
@@ -291,6 +343,8 @@ def _from_json(document: Any, place: Place) -> tuple[list[SpotEvent], float]:
     """Counts at equal intervals (metadata.gap_seconds and data), or a list of Time and GPUs."""
     if isinstance(document, dict):
         gap = float(document["metadata"]["gap_seconds"])
+        if not gap > 0:
+            raise ValueError(f"gap_seconds {gap:g} is no time between two counts")
         counts = [(i * gap, int(level)) for i, level in enumerate(document["data"])]
         events, _ = _from_counts({place: counts})
         return events, len(counts) * gap

@@ -88,11 +88,16 @@ def test_a_file_that_names_no_zone_gives_its_own_name(tmp_path: Path) -> None:
         ("a.csv", "t_s,delta\n0,2\n5,-3\n", "fewer than no machines at 5 s"),
         ("a.csv", "t_s,delta\n0,two\n", "two"),
         ("a.csv", "t_s,delta\n-4,2\n", "out of order"),
+        ("a.csv", "t_s,delta,notice_s\n0,2,\n5,-1,-3\n", "a notice of -3 s at 5 s"),
+        ("a.csv", "t_s,zone,delta\n0,x\n4,x,1\n", "a line has 2 of 3 fields: 0,x"),
+        ("a.csv", "t_s,delta\n0,2,7\n4,1\n", "fields"),
+        ("a.csv", "t_s,delta\nnan,2\n", "nan s is out of order"),
         ("a.csv", "t_ms,event,node\n0,add,n\n0,add,n\n", "add n at 0 s, but it is there"),
         ("a.csv", "t_ms,event,node\n0,remove,n\n", "but it is not there"),
         ("a.csv", "t_ms,event,node\n0,explode,n\n", "'explode'"),
         ("a.json", "{", "Expecting"),
         ("a.json", '{"data": []}', "no metadata"),
+        ("a.json", '{"metadata": {"gap_seconds": -300}, "data": [1, 0]}', "gap_seconds -300"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_with_its_reason(
@@ -102,6 +107,34 @@ def test_a_file_that_is_no_trace_is_refused_with_its_reason(
         written(tmp_path, name, text)
     assert says in caught.value.why
     assert (caught.value.code, caught.value.exit_code) == ("E506", 5)
+
+
+def test_lines_out_of_order_are_sorted_with_a_note(tmp_path: Path) -> None:
+    trace = written(tmp_path, "a.csv", "t_s,event,node\n0,add,n1\n9,remove,n1\n5,add,n2\n")
+    assert changes(trace) == [(0, "a", 1), (5, "a", 1), (9, "a", -1)]
+    assert trace.notes == ("1 lines were out of order and are sorted by time",)
+    assert trace.cut(1, 9).notes == trace.notes
+    assert trace.faster(2).notes == trace.notes
+
+
+@pytest.mark.parametrize(
+    ("end", "left_out"), [("9,remo", "9,remo"), ("9,remove,n", None), ("9", "9"), ("9,", "9,")]
+)
+def test_a_last_line_that_was_cut_off_is_left_out_with_a_note(
+    tmp_path: Path, end: str, left_out: str | None
+) -> None:
+    """A recording that was copied while it was written. What looks whole is taken for whole."""
+    text = f"t_s,event,node\n0,add,n\n4,add,n2\n{end}"
+    trace = written(tmp_path, "a.csv", text)
+    assert changes(trace)[:2] == [(0, "a", 1), (4, "a", 1)]
+    notes = () if left_out is None else (f"its last line was cut off and is left out: {left_out}",)
+    assert trace.notes == notes
+
+
+def test_a_word_that_was_cut_off_at_the_end_is_noticed(tmp_path: Path) -> None:
+    trace = written(tmp_path, "a.csv", "t_s,zone,node,event\n0,x,n1,add\n4,x,n2,add\n9,x,n1,pre")
+    assert changes(trace) == [(0, "x", 1), (4, "x", 1)]
+    assert len(trace.notes) == 1
 
 
 def test_a_missing_file_is_refused_too(tmp_path: Path) -> None:
