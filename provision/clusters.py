@@ -216,10 +216,12 @@ async def end_leftovers(
     """End the clusters of a run, ``besides`` those that the caller looks after.
 
     Those on the written list, and those that carry the run's name and are on no list: that takes a
-    lost file, but a machine that costs money is worth the look. Does not raise: what could not be
-    ended is in the answer.
+    torn file, but a machine that costs money is worth the look. A run that never rented anything
+    does not wake SkyPilot. Does not raise: what could not be ended is in the answer.
     """
     book = OrderBook(folder)
+    if not book.path.exists():
+        return ()
     orders = [order for order in book.remaining() if order.cluster not in besides]
     try:
         known = {*besides, *(order.cluster for order in orders)}

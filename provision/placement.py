@@ -53,7 +53,7 @@ _GPU_NAMES = {
     "RTX-4090": "RTX4090",
 }
 # GCP machines that take their GPUs as an attachment: ours -> the host's name.
-_GCP_HOSTS = {
+GCP_HOSTS = {
     "n1+T4x1": "n1-standard-8",
     "n1+T4x4": "n1-standard-32",
     "n1+V100x1": "n1-standard-8",
@@ -113,7 +113,7 @@ def placement(
         )
     name = machine.name
     if zone.cloud == "gcp":
-        name = _GCP_HOSTS.get(name, name)
+        name = GCP_HOSTS.get(name, name)
     if zone.cloud == "azure":
         name = f"Standard_{name}"
     return Placement(

@@ -67,6 +67,7 @@ _SIGNS: Sequence[tuple[Cause, str]] = (
     (Cause.capacity, r"InsufficientCapacity|no (?:longer )?available|provision.?timeout"),
     (Cause.credentials, r"InvalidCloudCredentials|NoCloudAccessError|CloudUserIdentityError"),
     (Cause.credentials, r"NoCredentialsError|DefaultCredentialsError|could not load credentials"),
+    (Cause.credentials, r"Unauthorized\b|Unauthenticated|RefreshError|cannot be refreshed"),
     (Cause.credentials, r"AuthFailure|InvalidClientTokenId|ExpiredToken"),
     (Cause.credentials, r"is not enabled|No cloud is enabled|cloud access is not set up"),
     (Cause.permission, r"PERMISSION_DENIED|PermissionDenied|UnauthorizedOperation|AccessDenied"),

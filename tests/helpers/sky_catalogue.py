@@ -35,7 +35,7 @@ HOSTS = {"n1+T4x1": "n1-standard-8", "n1+T4x4": "n1-standard-32", "n1+V100x1": "
 
 
 def write(home: Path) -> None:
-    """Catalogue files of version 8 under ``home``; without .meta files they stay as they are."""
+    """Catalogue files of version 8 under ``home``; without a .meta beside them they stay."""
     folder = home / ".sky" / "catalogs" / "v8"
     names = sorted({MEGA, *(gpu_name(machine.gpu) for machine in MACHINES)})
     rows = ([name, "['AWS', 'GCP']"] for name in names)

@@ -177,9 +177,17 @@ def test_what_cannot_be_proven_gone_is_said_and_stays_on_the_list(tmp_path: Path
     asyncio.run(check())
 
 
+def test_a_run_that_never_rented_does_not_ask_the_cloud(tmp_path: Path) -> None:
+    cloud = a_cloud(tmp_path)
+    assert asyncio.run(end_leftovers(tmp_path / RUN, launcher=cloud)) == ()
+    assert cloud.moments == 0
+
+
 def test_a_cluster_of_the_runs_name_is_ended_even_when_no_list_has_it(tmp_path: Path) -> None:
     async def check() -> None:
         cloud = a_cloud(tmp_path)
+        (tmp_path / RUN).mkdir()
+        (tmp_path / RUN / "orders.jsonl").write_text('{"act": "wi')
         ours, other = cluster_stem(tmp_path / RUN), cluster_stem(tmp_path / "other")
         for name in (f"{ours}-7", f"{other}-1"):
             await cloud.launch(

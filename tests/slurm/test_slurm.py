@@ -31,7 +31,7 @@ from tests.slurm.conftest import SlurmPlace
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1500)]
 
-STEPS = 40
+STEPS = 120
 LAUNCHING_S = 600.0  # two clusters at once: 80 s on idle cores
 
 
@@ -71,7 +71,7 @@ def hold_until(running: Running, node: str, condition, *, what: str) -> None:
     while not condition(running.events):
         assert time.monotonic() < deadline, f"not in time: {what}\n{running.events[-20:]}"
         with stopped(running, node):
-            time.sleep(4.0)  # other processes' time: no clock of ours moves it
+            time.sleep(8.0)  # other processes' time: no clock of ours moves it
         running.until_step(steps_done(running.events) + 1)
 
 
