@@ -1,4 +1,4 @@
-"""The machines a simulated run holds: a trace on one side, the runner's own recruiting on the other.
+"""The machines of a simulated run: a trace on one side, the runner's own recruiting on the other.
 
 ``provision/recruit.py`` decides what to ask for and when, exactly as beside a real run; the trace
 answers as ``provision/replay.py`` does in front of local machines: an order is filled while there

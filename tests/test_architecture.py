@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sailor.runtime", "sailor.checkpoint", "sailor.training.settings", "sailor.observe",
         "sailor.parallel", "sailor.log", "sailor.models.hf", "sailor.models.dcp",
         "sailor.training.evaluate", "sailor.training.inference", "sailor.training.initial",
+        "sailor.simulate",
     },
     "provision": {"sailor.cluster", "sailor.faults", "sailor.observe"},
     "sailor.config": {"sailor.models.spec"},

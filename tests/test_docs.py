@@ -12,7 +12,7 @@ from tests.helpers.compose import ROOT, a_config
 from tests.test_architecture import MODULES
 
 CATALOGUE = (ROOT / "docs" / "errors.md").read_text()
-CODE = re.compile(r"\bcode=\s*\"([^\"]+)\"")
+CODE = re.compile(r"\bcode=\s*\"(E\d+)\"")
 SHELL_BLOCK = re.compile(r"```(?:sh|console)\n(.*?)```", re.S)
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

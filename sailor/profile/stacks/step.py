@@ -10,6 +10,7 @@ priors.STEP, as an array in their order (logarithms), so that fit.py can move th
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from sailor.profile.stacks.priors import STEP
 from sailor.profile.stacks.runs import Column, Runs
@@ -134,7 +135,7 @@ def _head(runs: Runs, p: dict[str, float]) -> Column:
 
 
 def _gathering(
-    runs: Runs, p: dict[str, float], link: Column, network: Column, several: Column
+    runs: Runs, p: dict[str, float], link: Column, network: Column, several: npt.NDArray[np.bool_]
 ) -> Column:
     """Full sharding: two gathers and one scatter of a rank's weights for every microbatch."""
     width = np.where(runs["fp32"] > 0, 4.0, 2.0)
@@ -160,7 +161,12 @@ def _gathering(
 
 
 def _reduction(
-    runs: Runs, p: dict[str, float], link: Column, network: Column, several: Column, blocks: Column
+    runs: Runs,
+    p: dict[str, float],
+    link: Column,
+    network: Column,
+    several: npt.NDArray[np.bool_],
+    blocks: Column,
 ) -> Column:
     """Rings of gradients over replicas, and what optimizer sharding gathers afterwards."""
     width = np.where(runs["fp32"] > 0, 4.0, 2.0)
