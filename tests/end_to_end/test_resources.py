@@ -92,6 +92,7 @@ def through(place: Place, undisturbed: Undisturbed, *, changes: int) -> None:
     assert shared_last <= 1.5 * shared_first
 
 
+@pytest.mark.matrix
 def test_five_recoveries_leave_nothing_behind(place: Place, undisturbed: Undisturbed):
     through(place, undisturbed, changes=5)
 
