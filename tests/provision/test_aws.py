@@ -11,7 +11,7 @@ from provision.catalog import cloud_catalogue
 from sailor.cluster.pool import MachineType
 
 boto3 = pytest.importorskip("boto3", reason="needs boto3: pip install .[cloud]")
-moto = pytest.importorskip("moto", reason="needs moto: pip install .[dev]")
+moto = pytest.importorskip("moto", reason="needs moto: pip install .[clouds-dev]")
 pytestmark = pytest.mark.filterwarnings(
     # botocore and moto call datetime.utcnow and the like; theirs to mend.
     "ignore::DeprecationWarning"
