@@ -382,7 +382,7 @@ class Controller:
                     s.NodeSwitched(at=now, generation=generation, node=node, copy_s=message.copy_s)
                 )
             case m.TransitionFailed():
-                self._refuse(message.spoiled, why=message.reason)
+                self._refuse(message)
                 self._put(
                     s.NodeFailed(at=now, generation=generation, node=node, reason=message.reason)
                 )
@@ -425,15 +425,19 @@ class Controller:
         except LinkClosed:
             log.debug("%s went before its store answer", link.peer)
 
-    def _refuse(self, spoiled: Iterable[m.Source], *, why: str) -> None:
+    def _refuse(self, failed: m.TransitionFailed) -> None:
         """Never choose these again: what they hold is not what was written there."""
-        for source in spoiled:
+        for source in failed.spoiled:
+            copy = source.path
+            if source.snapshot is not None:
+                at = source.snapshot
+                copy = f"{at.worker}@{at.step} on {source.node}"
             kept = source.path or (source.node, source.snapshot)
             if kept not in self._spoiled:
                 self._spoiled.add(kept)
-                at = source.snapshot
-                copy = source.path or f"{at.worker}@{at.step} on {source.node}" if at else ""
-                self._events.write("copy_refused", copy=copy, why=why)
+                self._events.write(
+                    "copy_refused", generation=failed.generation, copy=copy, why=failed.reason
+                )
 
     def _compare(self, told: m.Snapshotted) -> None:
         """Owners must hold the same bytes; one that does not has a silent fault (invariant I2)."""
@@ -502,19 +506,21 @@ class Controller:
 
     async def _complete(self, last: m.Persisted) -> None:
         began = self._clock.now()
+        directory = Path(self.settings.run.checkpoint_directory)
         try:
             size = await asyncio.to_thread(
                 store.complete,
-                Path(self.settings.run.checkpoint_directory),
+                directory,
                 last.step,
                 list(self._persisted[last.step, last.generation].values()),
                 settings=self.settings.run,
                 keep=self.settings.keep,
             )
-        except store.CheckpointFailed as error:
+        except (store.CheckpointFailed, store.CorruptSnapshot) as error:
             self._persist_failed(last.generation, last.step, str(error))
             return
         self._durable.add(last.step)
+        self._spoiled.discard(str(store.step_directory(directory, last.step)))  # written anew
         self._events.write(
             "persisted",
             generation=last.generation,
