@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from sailor.checkpoint import store
 from sailor.checkpoint.placement import peers
 from sailor.checkpoint.restore import Copy, Restore, choose
+from sailor.checkpoint.segment import CorruptSnapshot
 from sailor.clock import Clock, WallClock
 from sailor.cluster.provisioner import (
     NodeRequest,
@@ -516,7 +517,7 @@ class Controller:
                 settings=self.settings.run,
                 keep=self.settings.keep,
             )
-        except (store.CheckpointFailed, store.CorruptSnapshot) as error:
+        except (store.CheckpointFailed, CorruptSnapshot) as error:
             self._persist_failed(last.generation, last.step, str(error))
             return
         self._durable.add(last.step)
