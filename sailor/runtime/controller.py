@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from sailor.runtime.key_store import KeyStore
 from sailor.runtime.lifecycle import advance
 from sailor.runtime.roster import Roster
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
+from sailor.runtime.watchdog import exchange_timeout_s
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +121,7 @@ class Controller:
         self._store = KeyStore()
         self._restores: dict[int, Restore] = {}
         self._recorded: set[tuple[int, int]] = set()
+        self._step_seconds: deque[float] = deque(maxlen=32)  # of the newest steps
         # (step, generation) -> node -> its part: parts of two generations are never one checkpoint
         self._persisted: dict[tuple[int, int], dict[str, m.Persisted]] = {}
         self._durable: set[int] = set()  # steps with a complete checkpoint of this start
@@ -472,6 +475,8 @@ class Controller:
         if key in self._recorded:
             return
         self._recorded.add(key)
+        if record.num_samples:
+            self._step_seconds.append(record.seconds)
         fields: dict[str, Any] = {
             name: getattr(record, name)
             for name in record.__struct_fields__
@@ -663,6 +668,7 @@ class Controller:
             workers=layout.workers,
             peers={a.node: a.address for a in self._roster.agents.values()},
             copies=peers(keepers),
+            timeout_s=exchange_timeout_s(self._step_seconds),
         )
         await self._tell(layout.nodes, prepare)
 
