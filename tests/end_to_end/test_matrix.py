@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
 
 from tests.end_to_end.test_losses import BATCH, hold_to_invariants, joined, layouts, of_kind
 from tests.helpers import invariants as check
-from tests.helpers.running import Ended, Place
+from tests.helpers.running import PATIENCE_S, Ended, Place, leftovers
 
 pytestmark = pytest.mark.matrix
 
@@ -218,6 +219,19 @@ def test_a_node_that_dies_while_it_boots_is_done_without(place, undisturbed):
     assert ended.code == 0, ended.told()
     hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS)
     assert layouts(ended.events) == ["pp2 x dp1 x tp1"]
+
+
+def test_machines_whose_run_was_killed_end_themselves(place):
+    """Nobody comes back for them: without a word for the length of the lease they leave."""
+    with place.start("cloud.nodes=2", "runtime.lease=3s", "train.steps=100000") as run:
+        run.until_step(3)
+        run.signal(signal.SIGKILL)
+        run.wait(leaves_nothing=False)
+        assert leftovers(run.name) != []
+        give_up = time.monotonic() + PATIENCE_S
+        while leftovers(run.name) and time.monotonic() < give_up:
+            time.sleep(0.2)  # other processes, which have no clock to move
+        assert leftovers(run.name) == []
 
 
 def test_two_hundred_steps_through_ten_faults(place, undisturbed):
