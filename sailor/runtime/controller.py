@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from sailor.checkpoint import store
 from sailor.checkpoint.placement import peers
 from sailor.checkpoint.restore import Copy, Restore, choose
+from sailor.checkpoint.segment import CorruptSnapshot
 from sailor.clock import Clock, WallClock
 from sailor.cluster.provisioner import (
     NodeRequest,
@@ -42,6 +44,7 @@ from sailor.runtime.key_store import KeyStore
 from sailor.runtime.lifecycle import advance
 from sailor.runtime.roster import Roster
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
+from sailor.runtime.watchdog import exchange_timeout_s
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +121,7 @@ class Controller:
         self._store = KeyStore()
         self._restores: dict[int, Restore] = {}
         self._recorded: set[tuple[int, int]] = set()
+        self._step_seconds: deque[float] = deque(maxlen=32)  # of the newest steps
         # (step, generation) -> node -> its part: parts of two generations are never one checkpoint
         self._persisted: dict[tuple[int, int], dict[str, m.Persisted]] = {}
         self._durable: set[int] = set()  # steps with a complete checkpoint of this start
@@ -382,7 +386,7 @@ class Controller:
                     s.NodeSwitched(at=now, generation=generation, node=node, copy_s=message.copy_s)
                 )
             case m.TransitionFailed():
-                self._refuse(message.spoiled, why=message.reason)
+                self._refuse(message)
                 self._put(
                     s.NodeFailed(at=now, generation=generation, node=node, reason=message.reason)
                 )
@@ -425,15 +429,19 @@ class Controller:
         except LinkClosed:
             log.debug("%s went before its store answer", link.peer)
 
-    def _refuse(self, spoiled: Iterable[m.Source], *, why: str) -> None:
+    def _refuse(self, failed: m.TransitionFailed) -> None:
         """Never choose these again: what they hold is not what was written there."""
-        for source in spoiled:
+        for source in failed.spoiled:
+            copy = source.path
+            if source.snapshot is not None:
+                at = source.snapshot
+                copy = f"{at.worker}@{at.step} on {source.node}"
             kept = source.path or (source.node, source.snapshot)
             if kept not in self._spoiled:
                 self._spoiled.add(kept)
-                at = source.snapshot
-                copy = source.path or f"{at.worker}@{at.step} on {source.node}" if at else ""
-                self._events.write("copy_refused", copy=copy, why=why)
+                self._events.write(
+                    "copy_refused", generation=failed.generation, copy=copy, why=failed.reason
+                )
 
     def _compare(self, told: m.Snapshotted) -> None:
         """Owners must hold the same bytes; one that does not has a silent fault (invariant I2)."""
@@ -467,6 +475,8 @@ class Controller:
         if key in self._recorded:
             return
         self._recorded.add(key)
+        if record.num_samples:
+            self._step_seconds.append(record.seconds)
         fields: dict[str, Any] = {
             name: getattr(record, name)
             for name in record.__struct_fields__
@@ -502,19 +512,21 @@ class Controller:
 
     async def _complete(self, last: m.Persisted) -> None:
         began = self._clock.now()
+        directory = Path(self.settings.run.checkpoint_directory)
         try:
             size = await asyncio.to_thread(
                 store.complete,
-                Path(self.settings.run.checkpoint_directory),
+                directory,
                 last.step,
                 list(self._persisted[last.step, last.generation].values()),
                 settings=self.settings.run,
                 keep=self.settings.keep,
             )
-        except store.CheckpointFailed as error:
+        except (store.CheckpointFailed, CorruptSnapshot) as error:
             self._persist_failed(last.generation, last.step, str(error))
             return
         self._durable.add(last.step)
+        self._spoiled.discard(str(store.step_directory(directory, last.step)))  # written anew
         self._events.write(
             "persisted",
             generation=last.generation,
@@ -656,6 +668,7 @@ class Controller:
             workers=layout.workers,
             peers={a.node: a.address for a in self._roster.agents.values()},
             copies=peers(keepers),
+            timeout_s=exchange_timeout_s(self._step_seconds),
         )
         await self._tell(layout.nodes, prepare)
 

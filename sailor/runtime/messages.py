@@ -274,6 +274,7 @@ class Prepare(Message, frozen=True, kw_only=True):
     workers: tuple[WorkerId, ...]  # rank order
     peers: dict[str, tuple[str, int]]  # node -> address of its bulk port
     copies: dict[str, tuple[str, ...]]  # node -> peers that keep copies of its snapshots
+    timeout_s: float = 20.0  # of each group's set-up and of every exchange over it
 
 
 class Halt(Message, frozen=True, kw_only=True):

@@ -44,7 +44,6 @@ from sailor.runtime.worker_link import (
 
 log = logging.getLogger(__name__)
 
-GROUP_TIMEOUT_S = 20.0  # of a group's set-up and of its operations; only bounds what a halt leaves
 _REMEMBERED_STEPS = 4
 
 
@@ -207,7 +206,7 @@ class Tenure:
                     workers=prepare.workers,
                     segments=segments,
                     host=self._facts.host,
-                    timeout_s=GROUP_TIMEOUT_S,
+                    timeout_s=prepare.timeout_s,
                 )
                 if prepare.generation not in self._parts:  # dropped meanwhile
                     self._keeper.close_seat(worker, prepare.generation)

@@ -16,11 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from statistics import median
 
 TICK_S = 0.1  # well below LOOK_S: between two looks at a worker that runs there is a tick
 STALE_S = 3.0  # of 30 missed ticks: a loaded machine delays a thread, but not that long
 STOPPED_LOOKS = 2  # looks in a row that must find it stopped: a debugger's pause is shorter
 LOOK_S = 0.25
+
+# An exchange between workers waits for the slowest of them to get there: for as long as its part of
+# a step takes, which may be minutes on a large model. Before the first step nobody knows.
+LEAST_EXCHANGE_S = 20.0
+UNKNOWN_EXCHANGE_S = 300.0
+STEPS_AN_EXCHANGE_MAY_TAKE = 10.0
 
 _SLOT = struct.Struct("<qqqqqq")  # ticked at (ns), moved at (ns), moves, step, doing, device bytes
 _SLOT_BYTES = 64
@@ -134,6 +141,14 @@ def is_stopped(look: Look, *, now: float, previous_look_at: float) -> bool:
         return True
     we_were_late = now - previous_look_at > 4 * LOOK_S
     return now - look.ticked_at > STALE_S and not we_were_late
+
+
+def exchange_timeout_s(step_seconds: Sequence[float]) -> float:
+    """How long a worker waits in one exchange before it leaves the step, from what recent steps
+    took. A lost peer is known of long before; this is for a link that went silent."""
+    if not step_seconds:
+        return UNKNOWN_EXCHANGE_S
+    return max(LEAST_EXCHANGE_S, STEPS_AN_EXCHANGE_MAY_TAKE * median(step_seconds))
 
 
 def kernel_state(pid: int) -> str:

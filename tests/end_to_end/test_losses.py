@@ -35,11 +35,13 @@ def joined(log: tuple[Event, ...]) -> list[str]:
     return [event["node"] for event in of_kind(log, "node_joined")]
 
 
-def hold_to_invariants(ended: Ended, reference: Ended, *, steps: int) -> None:
+def hold_to_invariants(
+    ended: Ended, reference: Ended, *, steps: int, snapshot_every: int = 1
+) -> None:
     """I1 to I7, and the same training to the last bit of weights and moments."""
     log = ended.events
     check.check_one_owner(log)
-    check.check_replicas(log, at_least=steps // 4)
+    check.check_replicas(log, at_least=steps // snapshot_every // 4)
     check.check_samples(log, batch=BATCH)
     check.check_same_training(log, reference.events)
     check.check_waits(log, longest_s=LONGEST_WAIT_S)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
 
-from tests.end_to_end.test_losses import BATCH, hold_to_invariants, layouts, of_kind
+from tests.end_to_end.test_losses import BATCH, hold_to_invariants, joined, layouts, of_kind
 from tests.helpers import invariants as check
-from tests.helpers.running import Ended, Place
+from tests.helpers.running import PATIENCE_S, Ended, Place, leftovers
 
 pytestmark = pytest.mark.matrix
 
@@ -51,13 +52,22 @@ def test_a_node_and_the_keeper_of_its_copies_lost_at_once_go_back_to_the_durable
 
 
 def test_a_flipped_bit_in_memory_is_found_and_another_copy_taken(place, undisturbed):
-    """The worker dies at the moment its own node's snapshots rot: its peer's copy must serve."""
+    """The worker dies as its own node's snapshots rot: its peer's copy must serve. They were sealed
+    some steps before; what rots between the copy and the seal nobody can tell."""
     script = [
-        {"kind": "corrupt_snapshot", "at": 12, "target": "node-2"},
-        {"kind": "kill_worker", "at": 12, "target": "node-2/0"},
+        {"kind": "corrupt_snapshot", "at": 17, "target": "node-2"},
+        {"kind": "kill_worker", "at": 17, "target": "node-2/0"},
     ]
-    ended = trained(place, undisturbed, "cloud.nodes=3", script=script)
-    assert len(of_kind(ended.events, "worker_lost")) == 1
+    words = ("cloud.nodes=3", "checkpoint.snapshot_every=6", f"train.steps={STEPS}")
+    ended = place.train(*words, script=script)
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS, snapshot_every=6)
+    log = ended.events
+    (refused,) = of_kind(log, "copy_refused")
+    assert refused["copy"] == "node-2/0.1@12 on node-2"
+    assert of_kind(log, "generation_started")[-1]["step"] == 12
+    (pause,) = [event for event in of_kind(log, "pause") if event["cause"] != "start"]
+    assert pause["source"] == "peer"
 
 
 def test_a_flipped_bit_on_disk_is_found_and_an_older_checkpoint_taken(place, undisturbed):
@@ -78,9 +88,7 @@ def test_a_flipped_bit_on_disk_is_found_and_an_older_checkpoint_taken(place, und
             ended = again.wait()
     assert ended.code == 0, ended.told()
     log = ended.events
-    refused = of_kind(log, "copy_refused")
-    assert refused
-    assert all(str(folder) in event["copy"] for event in refused)
+    assert {event["copy"] for event in of_kind(log, "copy_refused")} == {str(folder)}
     resumed = of_kind(log, "generation_started")[-1]
     assert 0 < resumed["step"] < newest
     check.check_one_owner(log)
@@ -106,6 +114,39 @@ def test_a_false_alarm_costs_a_machine_and_no_step(place, undisturbed):
 def test_a_notice_too_short_to_be_of_use_is_a_loss_like_any_other(place, undisturbed):
     script = [{"kind": "preempt", "at": 12, "notice": "0.02s", "target": "node-2"}]
     trained(place, undisturbed, "cloud.nodes=3", script=script)
+
+
+def test_a_newcomer_that_dies_while_it_is_taken_in_disturbs_nobody(place, undisturbed):
+    steps = 80
+    with place.start(
+        "cloud.nodes=2", f"train.steps={steps}", script=[{"kind": "join", "at": 4}]
+    ) as run:
+        run.until_step(4)
+        run.hold_until(lambda log: "node-3" in joined(log), what="the newcomer is there")
+        run.kill_node("node-3")
+        ended = run.wait()
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(steps), steps=steps)
+    assert layouts(ended.events)[-1] == "pp2 x dp1 x tp1"
+
+
+def test_a_machine_that_dies_before_its_notice_is_up_is_a_loss(place, undisturbed):
+    """It was to hand over what it holds, and dies while it does."""
+    script = [{"kind": "preempt", "at": 12, "notice": "60s", "target": "node-2"}]
+    with place.start("cloud.nodes=3", f"train.steps={STEPS}", script=script) as run:
+        run.until(lambda log: "leaves in" in log[-1].get("cause", ""), what="the hand-over begins")
+        run.kill_node("node-2")
+        ended = run.wait()
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS)
+
+
+def test_a_worker_that_dies_while_a_step_is_made_durable_costs_nothing_durable(place, undisturbed):
+    script = [{"kind": "kill_worker", "at": at} for at in (10, 20)]
+    ended = trained(
+        place, undisturbed, "cloud.nodes=2", "checkpoint.persist_every=10", script=script
+    )
+    assert {30, 40} <= {e["step"] for e in of_kind(ended.events, "persisted")}
 
 
 def test_machines_that_join_and_leave_in_the_same_moment_are_taken_together(place, undisturbed):
@@ -178,6 +219,19 @@ def test_a_node_that_dies_while_it_boots_is_done_without(place, undisturbed):
     assert ended.code == 0, ended.told()
     hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS)
     assert layouts(ended.events) == ["pp2 x dp1 x tp1"]
+
+
+def test_machines_whose_run_was_killed_end_themselves(place):
+    """Nobody comes back for them: without a word for the length of the lease they leave."""
+    with place.start("cloud.nodes=2", "runtime.lease=3s", "train.steps=100000") as run:
+        run.until_step(3)
+        run.signal(signal.SIGKILL)
+        run.wait(leaves_nothing=False)
+        assert leftovers(run.name) != []
+        give_up = time.monotonic() + PATIENCE_S
+        while leftovers(run.name) and time.monotonic() < give_up:
+            time.sleep(0.2)  # other processes, which have no clock to move
+        assert leftovers(run.name) == []
 
 
 def test_two_hundred_steps_through_ten_faults(place, undisturbed):

@@ -1,7 +1,9 @@
-"""Invariant I6: after any number of changes every process is as large as it was after the first."""
+"""Invariant I6: after many changes of layout every process is as large as after the first."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +11,11 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from tests.end_to_end.test_losses import hold_to_invariants, of_kind
-from tests.helpers.running import SHARED_MEMORY, Ended, Place, Running
+from sailor.observe.events import Event
+from tests.end_to_end.test_losses import BATCH, of_kind
+from tests.helpers import invariants as check
+from tests.helpers.running import SHARED_MEMORY, Place, Running
 
-Undisturbed = Callable[[int], Ended]
 NODES = ("node-1", "node-2", "node-3")
 VICTIM = "node-3/0"
 
@@ -20,8 +23,12 @@ VICTIM = "node-3/0"
 # one or two may be under way even then.
 LOOKS = 8
 FEW_DESCRIPTORS = 3
+# Work that blocks runs in asyncio's pool, which starts threads as they are wanted, so many at most.
+FEW_THREADS = min(32, (os.cpu_count() or 1) + 4)
 # Interpreters keep what they once needed; growth by the change would be 40 times of something.
-FEW_BYTES = 24 << 20
+FEW_BYTES = 48 << 20
+# What a group had under way when it was left rests until that times out (exchange_timeout_s).
+SETTLES_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,39 +71,50 @@ def shared_bytes(run: Running) -> int:
     return sum(path.stat().st_size for folder in folders for path in folder.rglob("*"))
 
 
-def through(place: Place, undisturbed: Undisturbed, *, changes: int) -> None:
-    """A run whose worker is killed again and again, looked at after the first time and the last."""
-    apart = 8
-    steps = apart * (changes + 2)
-    script = [
-        {"kind": "kill_worker", "at": apart * (i + 1), "target": VICTIM} for i in range(changes)
+def grown(run: Running, before: dict[str, Usage]) -> list[str]:
+    """Processes that hold more than they did."""
+    now = usage(run)
+    return [
+        f"{name}: {was} -> {now[name]}"
+        for name, was in before.items()
+        if now[name].descriptors > was.descriptors + FEW_DESCRIPTORS
+        or now[name].threads > was.threads + (0 if "/" in name else FEW_THREADS)
+        or now[name].bytes > was.bytes + FEW_BYTES
     ]
 
-    def recovered(times: int) -> Callable[[tuple], bool]:
+
+def through(place: Place, *, changes: int) -> None:
+    """A run whose worker is killed again and again, looked at after the first time and the last."""
+    script = [{"kind": "kill_worker", "at": 8 * (i + 1), "target": VICTIM} for i in range(changes)]
+
+    def recovered(times: int) -> Callable[[tuple[Event, ...]], bool]:
         return lambda log: len(of_kind(log, "pause")) == times + 1
 
-    with place.start("cloud.nodes=3", f"train.steps={steps}", script=script) as run:
+    with place.start("cloud.nodes=3", "train.steps=100000", script=script) as run:
         run.until(recovered(1), what="the first recovery")
         first, shared_first = usage(run), shared_bytes(run)
+        run.deadline += 3.0 * changes
         run.until(recovered(changes), what="the last recovery")
-        last, shared_last = usage(run), shared_bytes(run)
+        give_up = time.monotonic() + SETTLES_S
+        while (more := grown(run, first)) and time.monotonic() < give_up:
+            pass  # each look takes a while
+        assert more == []
+        assert shared_bytes(run) <= 1.5 * shared_first
+        run.signal(signal.SIGINT)
         ended = run.wait()
-    assert ended.code == 0, ended.told()
-    hold_to_invariants(ended, undisturbed(steps), steps=steps)
-    assert len(of_kind(ended.events, "worker_lost")) == changes
-    for name, before in first.items():
-        after = last[name]
-        assert after.descriptors <= before.descriptors + FEW_DESCRIPTORS, (name, before, after)
-        assert after.threads <= before.threads, (name, before, after)
-        assert after.bytes <= before.bytes + FEW_BYTES, (name, before, after)
-    assert shared_last <= 1.5 * shared_first
+    assert ended.code == 75, ended.told()
+    log = ended.events
+    assert len(of_kind(log, "worker_lost")) == changes
+    check.check_one_owner(log)
+    check.check_replicas(log, at_least=changes)
+    check.check_samples(log, batch=BATCH)
+    check.check_pauses(log)
+
+
+def test_five_recoveries_leave_nothing_behind(place: Place):
+    through(place, changes=5)
 
 
 @pytest.mark.matrix
-def test_five_recoveries_leave_nothing_behind(place: Place, undisturbed: Undisturbed):
-    through(place, undisturbed, changes=5)
-
-
-@pytest.mark.matrix
-def test_a_hundred_recoveries_leave_nothing_behind(place: Place, undisturbed: Undisturbed):
-    through(place, undisturbed, changes=100)
+def test_a_hundred_recoveries_leave_nothing_behind(place: Place):
+    through(place, changes=100)

@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 
 from sailor.runtime.watchdog import (
+    LEAST_EXCHANGE_S,
     LOOK_S,
     STALE_S,
     STOPPED_LOOKS,
+    UNKNOWN_EXCHANGE_S,
     Doing,
     Look,
     ProgressPage,
     Ticker,
+    exchange_timeout_s,
     is_stopped,
     kernel_state,
     peak_bytes,
@@ -43,6 +46,18 @@ def test_the_judgement(silent_s, stopped, since_last_look_s, verdict) -> None:
     now = 1000.0
     look = Look(ticked_at=now - silent_s, stopped_looks=stopped)
     assert is_stopped(look, now=now, previous_look_at=now - since_last_look_s) is verdict
+
+
+@pytest.mark.parametrize(
+    ("steps_took", "seconds"),
+    [
+        ([], UNKNOWN_EXCHANGE_S),  # the first step of all may be long: it warms everything up
+        ([0.02] * 5, LEAST_EXCHANGE_S),
+        ([60.0, 61.0, 600.0], 610.0),  # a large model: 20 s would break every step of it
+    ],
+)
+def test_an_exchange_may_take_as_long_as_steps_let_expect(steps_took, seconds) -> None:
+    assert exchange_timeout_s(steps_took) == seconds
 
 
 @pytest.mark.parametrize(
