@@ -159,7 +159,7 @@ def _clusters(
         cloud=cloud.name,
         run=run,
         sky=sky,
-        place=placements(config, asked),
+        place=placements(config, asked, zone_names=asked.catalogue.zone_names or None),
         agent=AgentOrder(
             controller=(config.runtime.address or controller[0], controller[1]),
             identity=identity,
