@@ -182,9 +182,10 @@ def test_with_nothing_there_and_nothing_to_be_had_patience_ends(tmp_path):
         await asyncio.sleep(0.1)
         bench.now = 601.0
         # The places open again meanwhile: what is asked for then may yet come.
-        await bench.until(lambda: len(bench.run.orders) >= 2)
+        await bench.until(lambda: len(bench.run.orders) == 2)
         assert bench.ends == []
         bench.refused("node-3")
+        await bench.until(lambda: len(bench.run.orders) == 3)
         bench.refused("node-4")
         await bench.until(lambda: bench.ends != [])
         assert bench.ends[0].error.code == "E405"
