@@ -165,7 +165,7 @@ class _Training:
         )
         ends: list[SailorError] = []
         recruiter = Recruiter(
-            self._crew(asked, target=len(requests)),
+            self._crew(asked, chosen, target=len(requests)),
             events=events,
             run=controller,
             gain=worth.gain,
@@ -243,7 +243,7 @@ class _Training:
             if machines.close is not None:
                 await machines.close()
 
-    def _crew(self, asked: Question, *, target: int) -> Crew:
+    def _crew(self, asked: Question, chosen: Candidate, *, target: int) -> Crew:
         config = self.config
         # A trace that is played faster closes and settles its places faster as well.
         pace = config.cloud.trace.faster if config.cloud.name == "trace" else 1.0
@@ -256,7 +256,7 @@ class _Training:
             ),
             settle_s=usual.settle_s / pace,
         )
-        offers = offers_by_place(config, asked)
+        offers = offers_by_place(config, asked, chosen)
         return Crew(
             target=target,
             offers=offers,
