@@ -12,7 +12,7 @@ ACTIONS: dict[str, str] = {
     "prepare": "turn the text into tokens; training does it too",
     "eval": "held-out loss, bits per byte and continued texts of a run's checkpoint or a model",
     "export": "write a run's checkpoint as a Hugging Face folder or a torch DCP",
-    "check": "whether a durable checkpoint is what was written, byte for byte",
+    "check": "what a run here or on a cloud lacks, or (run.name=) whether its checkpoint is whole",
     "report": "draw a run's report again, from its log",
     "status": "what the run folders hold",
     "down": "end what a run (run.name=), or every run (run.all=true), left rented",

@@ -1,8 +1,16 @@
-"""action=check: whether a durable checkpoint is what was written, byte for byte. Reads only."""
+"""action=check: whether everything is there that a run needs, or a checkpoint is what was written.
+
+    python run.py action=check cloud=gcp              what is missing, with a command for each
+    python run.py action=check run.name=NAME          a run's newest checkpoint, byte for byte
+    python run.py action=check checkpoint.path=PATH   that checkpoint
+
+Reads only.
+"""
 
 from __future__ import annotations
 
 from actions.console import Console
+from actions.readiness import check_place
 from actions.target import check_whole, checkpoint_path, damaged, target
 from sailor.checkpoint.segment import CorruptSnapshot
 from sailor.checkpoint.store import read_manifest
@@ -11,6 +19,13 @@ from sailor.units import gib
 
 
 def run(config: Config, console: Console) -> int:
+    """Check the checkpoint that is named, or of the run that is; else the place to run in."""
+    if checkpoint_path(config) is None and config.run.name is None:
+        return check_place(config, console)
+    return check_checkpoint(config, console)
+
+
+def check_checkpoint(config: Config, console: Console) -> int:
     """Check checkpoint.path, or the newest of the run. Raises DataError E516 (exit 5)."""
     path = checkpoint_path(config) or target(config).checkpoint
     check_whole(path)

@@ -1,7 +1,8 @@
-"""Budget and deadline while a run goes on: reached, it saves and stops; spent, it does not start.
+"""Budget and deadline while a run goes on: it saves and stops in time; spent, it does not start.
 
 Both count from the log, over all starts of the run: dollars of every machine until its release is
-proven, and the time since the first start, standing still included.
+proven, and the time since the first start, standing still included. In time means early enough for
+the last step, the save and the releases (provision/budget.py).
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from provision.budget import Budget, Standing, reason_to_stop
 from sailor.config import BudgetConfig
 from sailor.errors import LimitReached
 from sailor.observe.events import Event, EventLog
 from sailor.observe.ledger import Ledger
 from sailor.units import duration, parse_seconds
 
+RELEASE_S = 30.0  # for which a machine is still paid once nobody needs it
 _LOOK_EVERY_S = 1.0
 
 
@@ -51,14 +54,38 @@ def refuse_when_spent(budget: BudgetConfig, *, past: Iterable[Event], now: float
 async def watch(
     budget: BudgetConfig, *, events: EventLog, past: Iterable[Event], stop: Callable[[str], None]
 ) -> None:
-    """Until a limit is reached: then call ``stop`` with the reason, once, and return."""
+    """Until it is time to stop: then call ``stop`` with the reason, once, and return."""
     ledger = Ledger()
-    for event in past:
+    standing = Standing()
+
+    def see(event: Event) -> None:
+        nonlocal standing
         ledger.apply(event)
-    unsubscribe = events.subscribe(ledger.apply)
+        standing = standing.after(event)
+
+    for event in past:
+        see(event)
+    limits = Budget(
+        total_dollars=budget.total_usd,
+        deadline_s=None if budget.deadline is None else parse_seconds(budget.deadline),
+    )
+
+    def why() -> str:
+        return reason_to_stop(
+            limits,
+            standing,
+            spent=ledger.cost(now=events.t),
+            dollars_per_hour=sum(
+                life.price_per_hour for life in ledger.lives if life.unpaid_at is None
+            ),
+            now=events.t,
+            release_s=RELEASE_S,
+        )
+
+    unsubscribe = events.subscribe(see)
     try:
-        while (why := reached(budget, ledger, now=events.t)) is None:
+        while not (reason := why()):
             await asyncio.sleep(_LOOK_EVERY_S)
     finally:
         unsubscribe()
-    stop(why)
+    stop(reason)

@@ -32,6 +32,7 @@ from sailor.units import parse_seconds
 
 # A cloud takes about a minute to say that it has nothing; played faster, a trace says it sooner.
 _ANSWER_S = 60.0
+MOST_PLACES = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +72,31 @@ def first_requests(config: Config, chosen: Candidate) -> tuple[NodeRequest, ...]
     )
 
 
-def offers_by_place(config: Config, asked: Question) -> dict[Place, Offer]:
-    """Everything a run may ask for later; of a place offered twice, the cheaper offer."""
+def offers_by_place(config: Config, asked: Question, chosen: Candidate) -> dict[Place, Offer]:
+    """What a run may ask for later; of a place offered twice, the cheaper offer.
+
+    On a cloud with hundreds of places, those of the machine types that the plan is made of, and of
+    the rest the few with most computing for a dollar: each may have to be planned with while a
+    machine is missing.
+    """
     offers: dict[Place, Offer] = {}
     for offer in sorted(asked.catalogue.pool.offers, key=lambda o: -o.price_per_hour):
         offers[offer.zone.name, offer.machine_type.name, offer.spot] = offer
     if config.cloud.name in HERE:
         # Whoever is lost in one zone may be replaced in another: no zone has a number of its own.
         most = config.cloud.trace.most if config.cloud.name == "trace" else config.cloud.max_nodes
-        offers = {place: replace(offer, count=most) for place, offer in offers.items()}
-    return offers
+        return {place: replace(offer, count=most) for place, offer in offers.items()}
+    wanted = {machine_type for _, machine_type in chosen.plan.gpus_by_pool()}
+    ranked = sorted(
+        offers, key=lambda place: (place[1] not in wanted, -_flops_per_dollar(offers[place]))
+    )
+    return {place: offers[place] for place in ranked[:MOST_PLACES]}
+
+
+def _flops_per_dollar(offer: Offer) -> float:
+    gpu = offer.machine_type.gpu
+    flops = (gpu.matmul_flops or gpu.peak_flops) * offer.machine_type.num_gpus
+    return flops / max(offer.price_per_hour, 1e-9)
 
 
 def machinery(
@@ -159,7 +175,7 @@ def _clusters(
         cloud=cloud.name,
         run=run,
         sky=sky,
-        place=placements(config, asked),
+        place=placements(config, asked, zone_names=asked.catalogue.zone_names or None),
         agent=AgentOrder(
             controller=(config.runtime.address or controller[0], controller[1]),
             identity=identity,

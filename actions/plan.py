@@ -34,7 +34,7 @@ ROWS = 8
 
 def run(config: Config, console: Console) -> int:
     """Search, show the table, write the chosen plan. Raises NoFeasiblePlan (exit 3)."""
-    asked = question(config)
+    asked = question(config, live=config.cloud.live is True)
     result = asked.answer()
     path = write_plan(result.best, folder=Path(config.runs_dir).expanduser() / "plans")
     console.document(document(asked, result, path=path))
@@ -80,7 +80,7 @@ def show(asked: Question, result: SearchResult, console: Console) -> None:
     console.print(
         memory_line(fullest.memory, capacity_bytes=fullest.capacity_bytes), soft_wrap=True
     )
-    for warning in result.warnings:
+    for warning in (*asked.catalogue.remarks, *result.warnings):
         console.print(f"note: {warning}", soft_wrap=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from actions.account import asked_of_cloud
 from actions.domain import HERE, compute_dtype, is_deterministic, model_spec, total_steps
 from actions.traces import trace_of, zones_of
 from provision.catalog import (
@@ -81,13 +82,15 @@ class Question:
         ).step_seconds  # fmt: skip
 
 
-def question(config: Config) -> Question:
-    """What a configuration asks of the planner.
+def question(config: Config, *, live: bool = False) -> Question:
+    """What a configuration asks of the planner, of the cloud's own facts where ``live``.
 
     Raises ConfigError and CloudError for machines that do not exist.
     """
     spec = model_spec(config)
     catalogue = catalogue_of(config)
+    if live:
+        catalogue = asked_of_cloud(config, catalogue)
     train = config.train
     job = Job(
         sequence_length=train.sequence_length,

@@ -9,11 +9,10 @@ import socket
 
 import psutil
 
+from actions.account import EXTRA
 from actions.domain import HERE
 from sailor.config import Config
 from sailor.errors import CloudError, ConfigError
-
-EXTRA = "pip install 'sailor-train[cloud]'"
 
 
 def check_cloud(config: Config) -> None:

@@ -24,7 +24,7 @@ from actions.signals import signals_restored, stop_signals
 from actions.worth import Worth
 from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
-from provision.outlook import BackOff
+from provision.outlook import BackOff, advised
 from provision.recruit import Crew, Rules
 from provision.recruiter import Recruiter, Refusal
 from sailor.cluster.provisioner import NodeRequest
@@ -74,7 +74,7 @@ class _Training:
     def run(self) -> int:
         """From the plan to the report."""
         folder = self.beginning.folder
-        asked = question(self.config)
+        asked = question(self.config, live=self.config.cloud.live is not False)
         chosen = asked.answer().best
         folder.plan.write_bytes(chosen.plan.to_json())
         past = read_events(folder.events) if folder.events.exists() else ()
@@ -165,7 +165,7 @@ class _Training:
         )
         ends: list[SailorError] = []
         recruiter = Recruiter(
-            self._crew(asked, target=len(requests)),
+            self._crew(asked, chosen, target=len(requests)),
             events=events,
             run=controller,
             gain=worth.gain,
@@ -243,7 +243,7 @@ class _Training:
             if machines.close is not None:
                 await machines.close()
 
-    def _crew(self, asked: Question, *, target: int) -> Crew:
+    def _crew(self, asked: Question, chosen: Candidate, *, target: int) -> Crew:
         config = self.config
         # A trace that is played faster closes and settles its places faster as well.
         pace = config.cloud.trace.faster if config.cloud.name == "trace" else 1.0
@@ -256,7 +256,17 @@ class _Training:
             ),
             settle_s=usual.settle_s / pace,
         )
-        return Crew(target=target, offers=offers_by_place(config, asked), rules=rules)
+        offers = offers_by_place(config, asked, chosen)
+        return Crew(
+            target=target,
+            offers=offers,
+            rules=rules,
+            outlooks={
+                place: advised(asked.catalogue.obtainable[place[:2]])
+                for place in offers
+                if place[2] and place[:2] in asked.catalogue.obtainable
+            },
+        )
 
     def _give_up(self, refusal: Refusal, ends: list[SailorError], controller: Controller) -> None:
         """No machine can be had: stop, and end as the cloud's answer says."""

@@ -4,8 +4,9 @@
 # Beside it lie code.tar.gz and requirements.txt. The environment says the rest, nothing secret in
 # it: SAILOR_DIGEST names the code, SAILOR_NODES the cluster's nodes by rank, SAILOR_PYTHON an
 # interpreter that has the requirements already (empty: they are installed), SAILOR_ZONE,
-# SAILOR_MACHINE_TYPE, SAILOR_SLOTS and SAILOR_CONTROLLER are the agent's arguments. The run's keys
-# lie in the folder beside this one. SkyPilot adds SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS.
+# SAILOR_MACHINE_TYPE, SAILOR_SLOTS and SAILOR_CONTROLLER are the agent's arguments, SAILOR_NOTICES
+# the cloud whose word of a preemption it watches for (empty: none). The run's keys lie in the folder
+# beside this one. SkyPilot adds SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -53,7 +54,7 @@ agent() {
   PYTHONPATH=$place/src "$python" -m sailor.runtime.agent \
     --node "$node" --zone "$SAILOR_ZONE" --machine-type "$SAILOR_MACHINE_TYPE" \
     --slots "$SAILOR_SLOTS" --controller "$SAILOR_CONTROLLER" --identity "$here/../identity" \
-    --host "$address" &
+    --host "$address" ${SAILOR_NOTICES:+--notices-of "$SAILOR_NOTICES"} &
   local pid=$! code=0
   while kill -0 "$pid" 2>/dev/null; do
     code=0

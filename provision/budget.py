@@ -75,7 +75,7 @@ def reason_to_stop(
     closing_s = standing.closing_s(release_s=release_s)
     if budget.total_dollars is not None:
         ending = dollars_per_hour * closing_s / 3600.0
-        if spent + ending >= budget.total_dollars:
+        if dollars_per_hour > 0 and spent + ending >= budget.total_dollars:
             return (
                 f"${spent:.2f} of ${budget.total_dollars:.2f} are spent, and stopping costs "
                 f"${ending:.2f}"

@@ -7,8 +7,8 @@ labelled with the date and its age. Live prices and quotas come from elsewhere a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 
 from provision.list_prices import MACHINES, PRICES, TARIFFS, Listing, Machine
@@ -26,12 +26,19 @@ CPU = "cpu"
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """What may be rented, how it is connected, and how old the prices are."""
+    """What may be rented, how it is connected, and how old the prices are.
+
+    ``remarks`` are for people. ``zone_names`` and ``obtainable`` are as in provision.facts.Facts,
+    where the cloud was asked.
+    """
 
     pool: Pool
     network: Network
     as_of: date | None  # of the oldest price; None when nothing has a price
     label: str
+    remarks: tuple[str, ...] = ()
+    zone_names: Mapping[str, str] = field(default_factory=dict)
+    obtainable: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def age_days(self, today: date) -> int | None:
         """Days since the oldest price was looked up."""

@@ -73,8 +73,8 @@ def merged(parts: list[Facts]) -> Facts:
     )
 
 
-def laid_over(catalogue: Catalogue, facts: Facts) -> tuple[Catalogue, tuple[str, ...]]:
-    """The catalogue with what the cloud says in place of what was remembered, and remarks.
+def laid_over(catalogue: Catalogue, facts: Facts) -> Catalogue:
+    """The catalogue with what the cloud says in place of what was remembered, with remarks.
 
     Offers that the cloud does not have are dropped; spot prices are replaced, unless the new one is
     beyond belief, which is remarked; quotas are added.
@@ -107,13 +107,15 @@ def laid_over(catalogue: Catalogue, facts: Facts) -> tuple[Catalogue, tuple[str,
     for lack in facts.lacks:
         remarks.append(f"not learnt: {lack.what}; the built-in catalogue is used")
     pool = Pool(offers=tuple(offers), quotas=(*catalogue.pool.quotas, *facts.quotas))
-    laid = replace(
+    return replace(
         catalogue,
         pool=pool,
         network=network_of(offers, tariffs=catalogue.network.tariffs),
         label=f"{catalogue.label}; {facts.source} asked {facts.asked:%Y-%m-%d %H:%M} UTC",
+        remarks=(*catalogue.remarks, *remarks),
+        zone_names=facts.zone_names,
+        obtainable=facts.obtainable,
     )
-    return laid, tuple(remarks)
 
 
 def _typical(catalogue: Catalogue) -> dict[str, float]:

@@ -46,6 +46,9 @@ def clients(*, project: str | None = None, endpoint: str | None = None) -> Clien
 
     Raises ModuleNotFoundError, and google.auth's DefaultCredentialsError where nobody is logged in.
     """
+    # Looking for a metadata server would dial an address: this computer is not asked for one. Read
+    # by google.auth when it is first imported.
+    os.environ.setdefault("NO_GCE_CHECK", "true")
     compute = importlib.import_module("google.cloud.compute_v1")
     options: dict[str, Any] = {}
     if endpoint is not None:
@@ -53,8 +56,6 @@ def clients(*, project: str | None = None, endpoint: str | None = None) -> Clien
         options = {"credentials": anonymous, "client_options": {"api_endpoint": endpoint}}
         project = project or "none"
     else:
-        # Looking for a metadata server would dial an address: this computer is not asked for one.
-        os.environ.setdefault("NO_GCE_CHECK", "true")
         found, detected = importlib.import_module("google.auth").default()
         options = {"credentials": found}
         project = project or os.environ.get("GOOGLE_CLOUD_PROJECT") or detected

@@ -19,8 +19,9 @@ class Infra:
 
     ``names_machines``: machines are asked for by the cloud's name for them, else by GPU and number.
     ``pins_zone``: the zone can be asked for, not only the region. ``ends_idle``: a cluster nobody
-    uses can end itself. ``has_labels``: what is rented can carry the run's name. ``most_nodes``:
-    machines one cluster may have.
+    uses can end itself. ``has_labels``: what is rented can carry the run's name. ``gives_notice``:
+    a machine's metadata service says when it will be taken. ``most_nodes``: machines one cluster
+    may have.
     """
 
     spot: bool
@@ -28,13 +29,14 @@ class Infra:
     pins_zone: bool = False
     ends_idle: bool = True
     has_labels: bool = False
+    gives_notice: bool = False
     most_nodes: int = 16
 
 
 INFRAS: Mapping[str, Infra] = {
-    "gcp": Infra(spot=True, pins_zone=True, has_labels=True),
-    "aws": Infra(spot=True, pins_zone=True, has_labels=True),
-    "azure": Infra(spot=True),
+    "gcp": Infra(spot=True, pins_zone=True, has_labels=True, gives_notice=True),
+    "aws": Infra(spot=True, pins_zone=True, has_labels=True, gives_notice=True),
+    "azure": Infra(spot=True, gives_notice=True),
     "lambda": Infra(spot=False),
     # SkyPilot rents RunPod machines one at a time, and its spot prices there are the list prices.
     "runpod": Infra(spot=False, most_nodes=1),

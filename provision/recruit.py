@@ -101,6 +101,13 @@ class Crew:
             self.outlook(place).closed_until == math.inf for place in self.offers
         )
 
+    def overdue(self, now: float) -> bool:
+        """Whether an order has waited for its machine for too long."""
+        return any(
+            post.seat is Seat.ordered and now - post.since > self.rules.join_s
+            for post in self.posts.values()
+        )
+
     def opens_at(self) -> float:
         """When the next closed place may be asked again; inf when none will."""
         return min((self.outlook(place).closed_until for place in self.offers), default=math.inf)

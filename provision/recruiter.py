@@ -38,7 +38,8 @@ from sailor.observe.events import Event, EventLog
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.5  # between two looks at the clock; what happens is acted on at once
+_LOOK_S = 0.5  # between two looks at the clock; what happens is acted on at once,
+_GATHER_S = 0.2  # or nearly so: machines lost together are asked for together, as one cluster
 _FIRST_PAUSE_S = 10.0  # what a change costs before one was seen
 
 GainOf = Callable[[Sequence[tuple[str, str]]], Callable[[Place], float]]
@@ -149,11 +150,13 @@ class Recruiter:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._wake.wait()
+            if self._wake.is_set():
+                await asyncio.sleep(_GATHER_S)
             self._wake.clear()
             if self._stopped:
                 return
-            self._mind_patience()
             await self._recruit()
+            self._mind_patience()
 
     def _mind_patience(self) -> None:
         """Give up when nothing is there and nothing can be had."""
@@ -173,7 +176,8 @@ class Recruiter:
 
     async def _recruit(self) -> None:
         """Decide, write down why, act."""
-        if not self.crew.missing and not self._may_move():
+        due = self.crew.missing or self.crew.overdue(self._clock())
+        if not due and not self._may_move():
             self.crew, acts = finish_move(self.crew, now=self._clock())
             await self._carry_out(acts)
             return

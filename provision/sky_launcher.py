@@ -199,6 +199,7 @@ class SkyLauncher:
                 "SAILOR_SLOTS": str(self.agent.slots[order.machine_type]),
                 "SAILOR_CONTROLLER": f"{host}:{port}",
                 "SAILOR_PYTHON": self.agent.python,
+                "SAILOR_NOTICES": self.cloud if infra.gives_notice else "",
             },
             "mounts": {
                 f"{_PLACE}/payload": str(self.payload.folder),

@@ -251,6 +251,8 @@ class CloudConfig:
     """local only: worker processes per machine."""
     memory_per_gpu: str = "1GiB"
     """local only: memory each worker may use."""
+    live: bool | None = None
+    """Whether the cloud is asked for machines on offer, prices and quotas; null: when training."""
     replace: bool = True
     """Whether another machine is asked for when one is lost."""
     trace: TraceConfig = field(default_factory=TraceConfig)

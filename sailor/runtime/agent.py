@@ -7,6 +7,7 @@ the lease it ends its workers and itself.
 
     python -m sailor.runtime.agent --node NAME --zone Z --machine-type T --slots K
         --controller HOST:PORT --identity DIR [--host ADDRESS] [--memory-bytes N] [--log FILE]
+        [--notices-of CLOUD]
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from sailor.parallel.layout import WorkerId
 from sailor.runtime import messages as m
 from sailor.runtime.identity import Identity, load_identity
 from sailor.runtime.keeper import Keeper
+from sailor.runtime.notices import CLOUDS, watch
 from sailor.runtime.nursery import Child, Nursery, NurseryFailed
 from sailor.runtime.tenure import Tenure
 from sailor.runtime.transport import Link, LinkClosed, address_of, connect, listen
@@ -67,6 +69,7 @@ class AgentSettings:
     identity: Identity
     host: str
     memory_bytes: int | None
+    notices_of: str = ""  # the cloud whose metadata service is watched
 
 
 class Agent:
@@ -127,6 +130,8 @@ class Agent:
             await self.nursery.start()
             self.beside(self._serve_controller())
             self.beside(self._keep_lease())
+            if self.settings.notices_of:
+                self.beside(self._watch_for_notices())
             self.nursery.failed.add_done_callback(self._nursery_failed)
             return await self._leaving
         finally:
@@ -164,6 +169,17 @@ class Agent:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("background work failed", exc_info=error)
             self.leave(f"internal error: {error!r}")
+
+    async def _watch_for_notices(self) -> None:
+        """Pass on what the cloud says of this machine, as it says it."""
+        async for seen in watch(self.settings.notices_of):
+            if seen.seconds is None:
+                log.warning("%s: this machine may be taken soon", seen.source)
+                continue
+            log.warning("%s: this machine goes in %.0f s", seen.source, seen.seconds)
+            await self.tell(
+                m.NoticeSeen(node=self.settings.node, seconds=seen.seconds, source=seen.source)
+            )
 
     def _on_sigterm(self) -> None:
         if self._leaving.done():
@@ -355,6 +371,7 @@ def parse_arguments(arguments: list[str]) -> tuple[AgentSettings, Path | None]:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--memory-bytes", type=int)
     parser.add_argument("--log", type=Path)
+    parser.add_argument("--notices-of", choices=CLOUDS, default="")
     parsed = parser.parse_args(arguments)
     host, _, port = parsed.controller.rpartition(":")
     if not host or not port.isdigit():
@@ -374,6 +391,7 @@ def parse_arguments(arguments: list[str]) -> tuple[AgentSettings, Path | None]:
         identity=identity,
         host=parsed.host,
         memory_bytes=parsed.memory_bytes,
+        notices_of=parsed.notices_of,
     )
     return settings, parsed.log
 

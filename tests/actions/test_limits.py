@@ -62,7 +62,7 @@ def test_a_watch_asks_to_stop_once_and_counts_machines_that_come_later(tmp_path)
     async def follow() -> None:
         with EventLog(tmp_path / "events.jsonl", run="it", clock=clock) as events:
             task = asyncio.create_task(
-                watch(BudgetConfig(total_usd=5), events=events, past=(), stop=asked.append)
+                watch(BudgetConfig(total_usd=100), events=events, past=(), stop=asked.append)
             )
             await asyncio.sleep(0)  # it looks once: nothing spent
             events.write(
@@ -70,8 +70,8 @@ def test_a_watch_asks_to_stop_once_and_counts_machines_that_come_later(tmp_path)
                 price_per_hour=3600.0,
             )  # fmt: skip
             assert asked == []
-            clock.advance(5.0)
+            clock.advance(51.0)  # half of it; the other half is what stopping costs
             await asyncio.wait_for(task, 10)
 
     asyncio.run(follow())
-    assert asked == ["$5.00 of budget.total_usd=5 spent"]
+    assert asked == ["$51.00 of $100.00 are spent, and stopping costs $50.00"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import os
 import socket
 
@@ -45,9 +47,50 @@ def test_this_computer_can_be_trained_on(cloud):
     check_cloud(a_config(f"cloud={cloud}"))
 
 
-@pytest.mark.parametrize("cloud", ["gcp", "slurm"])
-def test_a_cloud_that_cannot_be_rented_says_that_it_can_be_planned_for(cloud):
-    with pytest.raises(CloudError, match="cannot be rented from here") as refusal:
-        check_cloud(a_config(f"cloud={cloud}"))
-    assert refusal.value.exit_code == 4
+def with_skypilot(monkeypatch, there: bool):
+    """As if SkyPilot were installed here, or not: a module search path that says so."""
+    spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: (
+            (importlib.machinery.ModuleSpec("sky", None) if there else None)
+            if name == "sky" else spec(name, *rest)
+        ),
+    )  # fmt: skip
+
+
+REACHED = ("runtime.host=0.0.0.0", "runtime.address=198.51.100.7")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "fix"),
+    [
+        (["cloud=gcp"], "E407", "runtime.address=ADDRESS"),
+        (["cloud=gcp", "runtime.address=198.51.100.7"], "E407", "runtime.host=0.0.0.0"),
+        (["cloud=gcp", *REACHED], "E408", "checkpoint.directory=/SHARED/FOLDER"),
+        (["cloud=slurm"], "E407", "runtime.address=ADDRESS"),
+    ],
+    ids=["no address", "address of a loopback", "no shared folder", "slurm"],
+)
+def test_a_cloud_whose_machines_could_not_work_is_refused_before_any_is_rented(
+    monkeypatch, words, code, fix
+):
+    with_skypilot(monkeypatch, True)
+    with pytest.raises(ConfigError) as refusal:
+        check_cloud(a_config(*words))
+    assert refusal.value.code == code
+    assert fix in refusal.value.fix
+
+
+def test_a_cloud_with_an_address_and_a_folder_passes(monkeypatch):
+    with_skypilot(monkeypatch, True)
+    check_cloud(a_config("cloud=gcp", *REACHED, "checkpoint.directory=/mnt/shared"))
+    check_cloud(a_config("cloud=slurm", "runtime.address=127.0.0.1"))
+
+
+def test_without_skypilot_the_extra_is_named_and_that_planning_works(monkeypatch):
+    with_skypilot(monkeypatch, False)
+    with pytest.raises(CloudError) as refusal:
+        check_cloud(a_config("cloud=gcp"))
+    assert (refusal.value.code, refusal.value.exit_code) == ("E406", 4)
+    assert "pip install 'sailor-train[cloud]'" in refusal.value.fix
     assert "action=plan" in refusal.value.fix

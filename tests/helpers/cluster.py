@@ -16,7 +16,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,18 +152,21 @@ class Cluster:
 
     # Agents
 
-    def boot(self, node: str, *, slots: int = 1, memory_bytes: int | None = 256 << 20) -> None:
+    def boot(
+        self, node: str, *more: str, slots: int = 1, memory_bytes: int | None = 256 << 20,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         command = [sys.executable, "-m", "sailor.runtime.agent", "--node", node, "--zone", "a"]
         command += ["--machine-type", "local", "--slots", str(slots)]
         command += ["--controller", f"127.0.0.1:{self._port}", "--host", "127.0.0.1"]
         command += ["--identity", str(self.tmp_path / "identity")]
-        command += ["--log", str(self.log_of(node))]
+        command += ["--log", str(self.log_of(node)), *more]
         if memory_bytes is not None:
             command += ["--memory-bytes", str(memory_bytes)]
         with self.log_of(node).open("ab") as output:
             process = subprocess.Popen(
                 command, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=True, env={**os.environ, **(environment or {})},
             )  # fmt: skip
         self.agents[node] = AgentProcess(node=node, process=process)
 

@@ -37,13 +37,14 @@ class Rig:
     machines: Callable[[], set[str]]
     zone: str = "a"
     machine_type: str = "m"
+    patience_s: float = WAIT_S
 
     def order(self, node: str, **changes: str) -> NodeRequest:
         fields = {"zone": self.zone, "machine_type": self.machine_type, **changes}
         return NodeRequest(node=node, spot=False, **fields)
 
-    async def until(self, condition: Callable[[], bool], *, seconds: float = WAIT_S) -> None:
-        async with asyncio.timeout(seconds):
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(self.patience_s):
             while not condition():
                 await asyncio.sleep(0.01)
 

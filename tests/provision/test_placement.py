@@ -16,6 +16,7 @@ from provision.placement import INFRAS, Placement, gpu_name, placement
 from sailor.cluster.gpu import GPU_TYPES
 from sailor.cluster.pool import Offer
 from sailor.errors import CloudError
+from sailor.runtime.notices import CLOUDS as CLOUDS_WITH_NOTICES
 from tests.helpers.compose import ROOT, a_config
 from tests.helpers.planning import a_gpu
 
@@ -88,6 +89,7 @@ def test_what_the_configuration_says_of_a_cloud_is_what_the_table_says(cloud):
         assert "cannot end itself" in text
     if not infra.spot:
         assert "no spot" in text
+    assert infra.gives_notice == (cloud in CLOUDS_WITH_NOTICES)
 
 
 def test_every_gpu_of_a_cloud_has_a_name_at_skypilot():
