@@ -184,7 +184,7 @@ def forward(layout, rank, groups, batch, folder):
         recompute=False, group=group,
     )  # fmt: skip
     state = StageState(layout, rank, device=torch.device("cpu"))
-    state.bind(module)
+    state.bind(module.leaves())
     weights = HuggingFaceFolder(folder)
     for box, tensors in state.boxes.items():
         tensors.weight.copy_(weights.read(box))
