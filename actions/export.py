@@ -78,10 +78,14 @@ def _folder(config: Config, found: Target) -> Path:
 def _provenance(config: Config, found: Target) -> dict[str, Any]:
     """What an export is of; the same for the same bytes."""
     wish = config.export
+    try:
+        marker = (found.checkpoint / COMPLETE).read_text().strip()
+    except OSError as error:
+        raise damaged(found.checkpoint, f"it is not complete: {error}") from error
     return {
         "run": found.run,
         "step": found.step,
-        "checkpoint": (found.checkpoint / COMPLETE).read_text().strip(),
+        "checkpoint": marker,
         "format": wish.format.value,
         "dtype": wish.dtype.value,
         "max_shard": parse_bytes(wish.max_shard),

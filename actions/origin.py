@@ -8,6 +8,7 @@ tokenizer, ``tokens.json`` what the tokens were.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -115,10 +116,10 @@ def keep_origin(
     (folder.path / TOKENS).write_bytes(msgspec.json.format(msgspec.json.encode(now)) + b"\n")
     _write_all(folder.path / TOKENIZER, words.files())
     source = domain.first_weights(config)
-    if source:
-        found = (Path(source) / name for name in (CONFIG, GENERATION))
-        kept = {path.name: path.read_bytes() for path in found if path.is_file()}
-        _write_all(folder.path / ORIGIN, kept)
+    names = (CONFIG, GENERATION) if source else ()
+    found = (Path(source) / name for name in names)
+    kept = {path.name: path.read_bytes() for path in found if path.is_file()}
+    _write_all(folder.path / ORIGIN, kept)
 
 
 def _differences(there: ModelSpec, here: ModelSpec) -> list[str]:
@@ -142,6 +143,9 @@ def tokens_digest(tokens: Manifest) -> str:
 
 
 def _write_all(folder: Path, files: dict[str, bytes]) -> None:
-    folder.mkdir(exist_ok=True)
+    """These files and no others: a run that never began may have left some."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if files:
+        folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)

@@ -46,8 +46,17 @@ def commands(page) -> list[str]:
     return [command for command in commands if command and not command.startswith("#")]
 
 
+@pytest.fixture(scope="module")
+def a_model(tmp_path_factory):
+    """What a page calls /models/NAME: a Hugging Face folder, of which the weights are not read."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_of_a_page_composes(page):
+def test_every_command_of_a_page_composes(page, a_model):
     for command in commands(page):
         for part in command.split(" && "):
             if not part.startswith("python run.py"):
@@ -55,7 +64,7 @@ def test_every_command_of_a_page_composes(page):
             arguments = part.split()[2:]
             if any(argument.startswith("-") for argument in arguments):
                 continue  # flags of Hydra
-            config = a_config(*arguments)
+            config = a_config(*(re.sub(r"/models/[\w.-]+", str(a_model), a) for a in arguments))
             assert set(config.actions) <= set(ACTIONS), part
 
 

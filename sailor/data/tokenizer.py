@@ -168,6 +168,30 @@ def _library_missing(error: ImportError) -> ConfigError:
     )  # fmt: skip
 
 
+def files_beside(path: Path, *, end: str) -> dict[str, bytes]:
+    """What lies beside a tokenizer's file and belongs to it, with ``end`` as what ends a text.
+
+    Its settings, made up where there are none, and templates of chats.
+    """
+    settings = settings_beside(path)
+    files = {
+        SETTINGS_FILE: json_file({**settings, "eos_token": end}) if settings else settings_file(end)
+    }
+    for name in ("special_tokens_map.json", "chat_template.jinja"):
+        if (path.parent / name).is_file():
+            files[name] = (path.parent / name).read_bytes()
+    return files
+
+
+def settings_beside(path: Path) -> dict[str, Any]:
+    """tokenizer_config.json in the same folder; empty when there is none."""
+    try:
+        settings = json.loads((path.parent / SETTINGS_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
 def settings_file(end: str) -> bytes:
     """A tokenizer_config.json that says little: which class, and what ends a document."""
     return json_file(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +13,10 @@ import xxhash
 
 from sailor.data.tokenizer import (
     JSON_FILE,
-    SETTINGS_FILE,
     SMALLEST_BPE,
     Tokens,
-    json_file,
-    settings_file,
+    files_beside,
+    settings_beside,
     unreadable,
     without_end,
 )
@@ -37,11 +34,10 @@ class JsonTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_str(self._content.decode())
         except Exception as error:  # the library raises nothing narrower
             raise unreadable(path, str(error)) from error
-        self._settings = _beside(path)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise unreadable(path, "its vocabulary is empty")
-        said = end_of_text or self._settings.get("eos_token")
+        said = end_of_text or settings_beside(path).get("eos_token")
         if isinstance(said, dict):  # an older form
             said = said.get("content")
         names = (said,) if said else _ENDS
@@ -51,6 +47,7 @@ class JsonTokenizer:
         self._end = str(end)
         self.end_of_text = int(vocabulary[end])
         self.vocab_size = max(vocabulary.values()) + 1  # numbers may have gaps
+        self._beside = files_beside(path, end=self._end)
         digest = xxhash.xxh3_64_hexdigest(self._content + self._end.encode())
         self.name = f"json-{digest[:12]}"
 
@@ -65,10 +62,7 @@ class JsonTokenizer:
         return text.encode()
 
     def files(self) -> dict[str, bytes]:
-        settings = settings_file(self._end)
-        if self._settings:
-            settings = json_file({**self._settings, "eos_token": self._end})
-        return {JSON_FILE: self._content, SETTINGS_FILE: settings}
+        return {JSON_FILE: self._content, **self._beside}
 
 
 def train_bpe(documents: Iterable[bytes], *, vocab_size: int, path: Path) -> None:
@@ -92,12 +86,3 @@ def train_bpe(documents: Iterable[bytes], *, vocab_size: int, path: Path) -> Non
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_text(learned.to_str(pretty=True))
     os.replace(partial, path)
-
-
-def _beside(path: Path) -> dict[str, Any]:
-    """tokenizer_config.json in the same folder, if there is one."""
-    try:
-        settings = json.loads((path.parent / SETTINGS_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return settings if isinstance(settings, dict) else {}

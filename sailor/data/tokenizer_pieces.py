@@ -14,7 +14,9 @@ from sailor.data.tokenizer import (
     PIECES_FILE,
     SETTINGS_FILE,
     Tokens,
+    files_beside,
     json_file,
+    settings_beside,
     unreadable,
     without_end,
 )
@@ -35,6 +37,11 @@ class PiecesTokenizer:
             raise without_end(path, wanted=end_of_text)
         self.end_of_text = int(end)
         self.vocab_size = int(self._pieces.GetPieceSize())
+        piece = self._pieces.IdToPiece(self.end_of_text)
+        self._beside = files_beside(path, end=piece)
+        if not settings_beside(path):  # the class that reads such files
+            settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}
+            self._beside[SETTINGS_FILE] = json_file({**settings, "eos_token": piece})
         digest = xxhash.xxh3_64_hexdigest(self._content + str(end).encode())
         self.name = f"pieces-{digest[:12]}"
 
@@ -48,6 +55,4 @@ class PiecesTokenizer:
         return text.encode()
 
     def files(self) -> dict[str, bytes]:
-        end = self._pieces.IdToPiece(self.end_of_text)
-        settings = {"tokenizer_class": "LlamaTokenizer", "eos_token": end, "add_bos_token": False}
-        return {PIECES_FILE: self._content, SETTINGS_FILE: json_file(settings)}
+        return {PIECES_FILE: self._content, **self._beside}

@@ -128,12 +128,17 @@ def _indivisible(spec: ModelSpec, job: Job, space: Space) -> NoFeasiblePlan | No
         problems = tensor_parallel_problems(spec, degrees[0])
         valid = [d for d in range(1, spec.num_heads + 1) if not tensor_parallel_problems(spec, d)]
         near = sorted(valid, key=lambda d: abs(d - degrees[0]))[:2]
+        fixes = [f"planner.tensor_parallel={d}" for d in near]
+        if len(problems) == 1 and spec.vocab_size % degrees[0]:  # idle rows would do
+            rows = -(-spec.num_tokens // (64 * degrees[0])) * 64 * degrees[0]
+            padding = rows - spec.num_tokens
+            fixes.append(f"model.vocab_size={rows} model.vocab_padding={padding}")
         return NoFeasiblePlan(
             f"{spec.name} cannot be cut {degrees[0]} ways",
             code="E304",
             why="; ".join(problems),
             where=f"planner.tensor_parallel={degrees[0]}",
-            fix="   or   ".join(f"planner.tensor_parallel={d}" for d in near),
+            fix="   or   ".join(fixes),
         )
     if space.num_stages is not None and space.num_stages > spec.num_layers:
         return NoFeasiblePlan(

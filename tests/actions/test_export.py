@@ -194,9 +194,10 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
     said = a_run_folder(tmp_path, *TINY)
     checkpoints = tmp_path / "runs" / "it" / "checkpoints"
     for path in (tmp_path / "nowhere", checkpoints, checkpoints / "step-00000009"):
-        with pytest.raises(DataError) as caught:
-            act(check, *said, f"checkpoint={path}")
-        assert caught.value.code == "E516"
+        for action in (check, export, evaluate):
+            with pytest.raises(DataError) as caught:
+                act(action, *said, f"checkpoint={path}")
+            assert caught.value.code == "E516"
     (checkpoints / "step-00000005" / "COMPLETE").unlink()
     with pytest.raises(DataError) as caught:
         act(export, *said)

@@ -71,6 +71,13 @@ def test_what_is_small_of_the_origin_is_kept_in_the_runs_folder(said, model):
     assert read_tokens(folder).end_of_text == kept.end_of_text == 0
 
 
+def test_a_run_that_never_began_leaves_no_origin_to_another(said, model):
+    with begin(a_config(*said, f"model={model}"), Console()) as beginning:
+        assert (beginning.folder.path / "origin").exists()
+    with begin(a_config(*said), Console()) as beginning:
+        assert not (beginning.folder.path / "origin").exists()
+
+
 def test_a_run_from_the_seed_keeps_its_tokenizer_alone(said):
     with begin(a_config(*said), Console()) as beginning:
         folder = beginning.folder.path

@@ -119,8 +119,11 @@ def test_a_vocabulary_needs_room_for_every_byte(tmp_path):
 def test_the_end_of_a_text_is_what_the_settings_beside_it_say(bpe, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(bpe.read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "!"}}))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     kept = open_tokenizer(tmp_path)
     assert kept.end_of_text == json.loads(bpe.read_text())["model"]["vocab"]["!"]
+    assert set(kept.files()) == {path.name for path in tmp_path.iterdir()}
+    assert json.loads(kept.files()["tokenizer_config.json"]) == {"eos_token": "!"}
     assert open_tokenizer(tmp_path, end_of_text="<|endoftext|>").end_of_text == 0
 
 

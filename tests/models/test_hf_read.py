@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from actions import domain
+from actions.arguments import options
 from sailor.errors import DataError
 from sailor.models.hf.config import config_of, spec_of
 from sailor.models.hf.read import HuggingFaceFolder
+from sailor.models.hf.tensors import their_tensors
 from sailor.models.spec import Activation, Positions
 from sailor.parallel.boxes import all_boxes, cut
-from tests.helpers.compose import ROOT
+from tests.helpers.compose import ROOT, a_config
 from tests.helpers.engine import a_gpt, a_llama
 from tests.helpers.hf import FAMILIES, a_folder, a_model
 
@@ -159,6 +163,20 @@ def test_a_shape_transformers_does_not_have_cannot_be_written(spec):
         config_of(spec)
     assert caught.value.code == "E514"
     assert "gpt2: " in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "model", [name for name in options("model", root=ROOT) if name != "hf"]
+)  # fmt: skip
+def test_every_model_of_conf_can_leave_as_a_hugging_face_folder(model):
+    spec = domain.model_spec(a_config(f"model={model}"))
+    again = spec_of(config_of(spec), name=spec.name)
+    idle = {"vocab_size": spec.vocab_size, "vocab_padding": spec.vocab_padding}
+    assert replace(again, **idle) == spec  # but for idle rows
+    assert again.num_tokens == spec.num_tokens
+    assert {part.tensor.name for t in their_tensors(spec) for part in t.parts} == {
+        tensor.name for tensor in spec.tensors
+    }
 
 
 def test_our_own_models_have_a_place_in_transformers():

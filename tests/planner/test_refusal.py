@@ -6,6 +6,7 @@ import pytest
 
 from sailor.errors import NoFeasiblePlan
 from sailor.planner.question import Limits, Space
+from tests.helpers.builders import a_spec
 from tests.helpers.planning import a_gpu, a_job, a_machine, a_pool, an_offer
 from tests.planner.test_search import CHEAPEST, a_local_pool, ask
 
@@ -68,6 +69,25 @@ def test_numbers_that_do_not_divide_are_named_with_the_nearest_that_do():
     assert "tensor_parallel 3 does not divide num_heads 4" in error.why
     assert "planner.tensor_parallel=2" in error.fix
     assert "planner.tensor_parallel=4" in error.fix
+
+
+def test_fewer_key_and_value_heads_than_ranks_are_named_with_the_nearest_that_do():
+    spec = a_spec(num_kv_heads=2)
+    space = Space(tensor_parallel_degrees=(4,))
+    error = refusal(a_local_pool(gpus=4), spec=spec, space=space)
+    assert error.code == "E304"
+    assert error.why == "tensor_parallel 4 does not divide num_kv_heads 2"
+    assert error.fix == "planner.tensor_parallel=2   or   planner.tensor_parallel=1"
+
+
+def test_a_vocabulary_that_does_not_divide_may_be_padded():
+    spec = a_spec(vocab_size=67)
+    space = Space(tensor_parallel_degrees=(2,))
+    error = refusal(a_local_pool(gpus=4), spec=spec, space=space)
+    assert error.code == "E304"
+    assert error.fix.endswith("model.vocab_size=128 model.vocab_padding=61")
+    padded = a_spec(vocab_size=128, vocab_padding=61)
+    assert ask(a_local_pool(gpus=4), spec=padded, space=space).best.feasible
 
 
 def test_more_stages_than_blocks():

@@ -100,6 +100,22 @@ def test_other_tensor_parallel_degrees_change_almost_nothing(crew, tokens, refer
     assert furthest(run, reference[family]) < WEIGHT_TOLERANCE
 
 
+def test_idle_rows_of_a_vocabulary_are_no_guess_even_where_a_rank_has_no_others(crew, tokens):
+    """512 rows of which 256 are tokens: the second of two ranks has none of these."""
+    spec = a_gpt(vocab_size=512, vocab_padding=256)
+    runs = []
+    for tp in (1, 2):
+        layout = a_run(a_replica(microbatches=3, tp=tp), spec=spec, pieces=2)
+        runs.append(crew.train(layout, some_settings(tokens, layout), steps=range(1, 4)))
+    alone, cut = runs
+    assert alone.losses[0] == pytest.approx(np.log(256), abs=0.1)
+    pairs = zip(alone.losses, cut.losses, strict=True)
+    assert max(abs(a - b) for a, b in pairs) < LOSS_TOLERANCE
+    assert furthest(alone, cut) < WEIGHT_TOLERANCE
+    idle = alone.state()["embedding.tokens.weight[256:512] moment1"]
+    assert not idle.any()
+
+
 def test_the_loss_starts_at_a_guess_and_falls(reference):
     for run in reference.values():
         assert run.losses[0] == pytest.approx(np.log(256), abs=0.1)
