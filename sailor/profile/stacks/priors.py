@@ -34,13 +34,14 @@ STEP: dict[str, Prior] = {
     "half_width": Prior(150, 0.6, 58.33, "hidden size of a rank at which products reach half"),
     "half_tokens": Prior(150, 0.6, 326.2, "tokens of a microbatch at which they do"),
     "attention_A100": Prior(
-        0.6, 0.25, 0.4144, "fused attention, of the same ceiling: Ampere and older"
+        0.7, 0.25, 0.4144, "fused attention, of the same ceiling: Ampere and older"
     ),
-    "attention_H100": Prior(0.42, 0.25, 0.4279, "Hopper, FlashAttention 2"),
-    "attention_B200": Prior(0.4, 0.3, 0.3018, "Blackwell"),
+    "attention_H100": Prior(0.5, 0.25, 0.4279, "Hopper, FlashAttention 2"),
+    "attention_B200": Prior(0.45, 0.3, 0.3018, "Blackwell"),
     "attention_cudnn": Prior(1.4, 0.15, 1.066, "what cuDNN and TE gain on Hopper and later"),
     "attention_unfused": Prior(0.35, 0.4, 0.3989, "products of unfused attention"),
     "score_passes": Prior(6, 0.4, 5.597, "times an unfused score matrix is moved"),
+    "half_sequence": Prior(700, 0.4, 700, "tokens of a sequence at which fused attention does"),
     "memory_share": Prior(0.85, 0.1, 0.8406, "of the data sheet bandwidth"),
     "elementwise": Prior(1, 0.4, 1.595, "bytes moved, relative to our count"),
     "launch_python": Prior(
@@ -52,6 +53,7 @@ STEP: dict[str, Prior] = {
     ),
     "early_zero3": Prior(0.35, 0.4, 0.07993, "share of the network the first ZeRO-3 used"),
     "link_share": Prior(0.5, 0.4, 0.5744, "of the link inside a machine"),
+    "host_share": Prior(0.5, 0.4, 0.5, "of that where it leads through the host"),
     "ring_seconds": Prior(8e-06, 0.5, 6.15e-06, "start of an all-reduce, per member"),
     "network_share": Prior(0.8, 0.2, 1.007, "of the card between machines"),
     "tcp_share": Prior(0.5, 0.5, 0.4686, "the same where it is TCP"),

@@ -36,7 +36,8 @@ def step_terms(runs: Runs, numbers: Column) -> dict[str, Column]:
     p = dict(zip(NAMES, np.exp(numbers), strict=True))
     several = runs["num_gpus"] > runs["machine_gpus"]
     network = runs["network_bytes"] * np.where(runs["tcp"] > 0, p["tcp_share"], p["network_share"])
-    link = runs["link"] * p["link_share"]
+    # Cards without NVLink pass through host memory, and share it.
+    link = runs["link"] * p["link_share"] * np.where(runs["tcp"] > 0, p["host_share"], 1.0)
     block, exchange = _block(runs, p, link, network)
     head = _head(runs, p)
     blocks = np.ceil(runs["layers"] / runs["pp"] - 1e-9)
@@ -93,10 +94,11 @@ def _block(runs: Runs, p: dict[str, float], link: Column, network: Column) -> tu
     share = np.where(runs.classes == "H100", p["attention_H100"], share)
     share = np.where(runs.classes == "B200", p["attention_B200"], share)
     share = share * np.where(runs["fast_attention"] > 0, p["attention_cudnn"], 1.0)
+    share = share / (1 + p["half_sequence"] / runs["tokens_per_sequence"])
     share = np.where(runs["fused_attention"] > 0, share, p["attention_unfused"])
     # Causal: half of the score matrix. Unfused attention also moves that matrix several times.
     attention = 2 * tokens * runs["tokens_per_sequence"] * hidden / tp / (ceiling * share)
-    scores = tokens * runs["tokens_per_sequence"] * runs["heads"] / tp * 2
+    scores = tokens * runs["tokens_per_sequence"] * runs["heads"] / tp * width
     attention = attention + np.where(
         runs["fused_attention"] > 0, 0.0, scores * p["score_passes"] / bandwidth
     )
