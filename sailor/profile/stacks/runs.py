@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sailor.cluster.gpu import GPU_TYPES, GpuType
+from sailor.profile.stacks.priors import gpu_class
 
 Column = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -40,18 +41,6 @@ _USUAL_GBPS = {"A100": 800.0, "H100": 3200.0, "B200": 3200.0, "V100": 100.0, "T4
 # NVLink domains that are larger than a machine.
 _NVLINK_DOMAIN = {"GB200-186": 72.0}
 _FP8_GAIN = {"H100": 2.0, "B200": 2.0}  # fp8 peak over bf16 peak
-
-
-def gpu_class(gpu: GpuType) -> str:
-    """The architecture family whose efficiencies it shares."""
-    for prefix, name in (
-        ("A100", "A100"), ("A800", "A100"), ("H100", "H100"), ("H200", "H100"), ("GH200", "H100"),
-        ("B200", "B200"), ("GB200", "B200"), ("V100", "V100"), ("T4", "T4"), ("RTX", "GeForce"),
-        ("Titan", "T4"),
-    ):  # fmt: skip
-        if gpu.name.startswith(prefix):
-            return name
-    return "other"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,14 +10,11 @@ priors.STEP, as an array in their order (logarithms), so that fit.py can move th
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from sailor.profile.stacks.priors import STEP
-from sailor.profile.stacks.runs import Column, Runs
+from sailor.profile.stacks.priors import ATTENTION_BACKWARD, LAUNCHES, STEP
+from sailor.profile.stacks.runs import Column, Mask, Runs
 
 NAMES = tuple(STEP)
-_LAUNCHES = 20  # kernels of a block's forward
-_ATTENTION_BACKWARD = 3.0  # flash attention: 2.5 times the arithmetic at a lower rate
 
 
 def step_seconds(runs: Runs, numbers: Column) -> Column:
@@ -105,9 +102,9 @@ def _block(runs: Runs, p: dict[str, float], link: Column, network: Column) -> tu
     whole = hidden * 10 / np.where(runs["sequence_parallel"] > 0, tp, 1.0)
     cut = (hidden * 4 + inner * (3 + 2 * runs["gated"])) / tp
     elementwise = tokens * (whole + cut) * width * p["elementwise"] / bandwidth
-    launch = _LAUNCHES * np.where(runs["eager_python"] > 0, p["launch_python"], p["launch"])
+    launch = LAUNCHES * np.where(runs["eager_python"] > 0, p["launch_python"], p["launch"])
     forward = np.hypot(products + attention + elementwise, launch)
-    backward = np.hypot(2 * (products + elementwise) + _ATTENTION_BACKWARD * attention, 2 * launch)
+    backward = np.hypot(2 * (products + elementwise) + ATTENTION_BACKWARD * attention, 2 * launch)
     again = (
         runs["recompute_all"] * forward
         + runs["recompute_attention"] * p["recompute_attention"] * attention
@@ -137,7 +134,7 @@ def _head(runs: Runs, p: dict[str, float]) -> Column:
 
 
 def _gathering(
-    runs: Runs, p: dict[str, float], link: Column, network: Column, several: npt.NDArray[np.bool_]
+    runs: Runs, p: dict[str, float], link: Column, network: Column, several: Mask
 ) -> Column:
     """Full sharding: two gathers and one scatter of a rank's weights for every microbatch."""
     width = np.where(runs["fp32"] > 0, 4.0, 2.0)
@@ -163,12 +160,7 @@ def _gathering(
 
 
 def _reduction(
-    runs: Runs,
-    p: dict[str, float],
-    link: Column,
-    network: Column,
-    several: npt.NDArray[np.bool_],
-    blocks: Column,
+    runs: Runs, p: dict[str, float], link: Column, network: Column, several: Mask, blocks: Column
 ) -> Column:
     """Rings of gradients over replicas, and what optimizer sharding gathers afterwards."""
     width = np.where(runs["fp32"] > 0, 4.0, 2.0)
