@@ -159,29 +159,32 @@ class OwnCosts:
         return self._sends[key]
 
     def most_blocks(self, way: Way, *, stage: int, num_stages: int) -> int:
-        coefficients, gpu = self.coefficients(way), self._gpu(way.site)
+        first, last = stage == 0, stage == num_stages - 1
+        capacity = self._gpu(way.site).memory_bytes
 
         def peak(num_blocks: int) -> float:
-            return stage_bytes(
-                coefficients,
-                Cut(num_blocks=num_blocks, first=stage == 0, last=stage == num_stages - 1),
-                num_in_flight=num_stages - stage,
-                num_owners=max(2, self.num_owners),
-                optimizer_sharding=self.num_owners > 1,
-                gpu=gpu,
-            )
+            cut = Cut(num_blocks=num_blocks, first=first, last=last)
+            return self.peak_bytes(way, cut, num_in_flight=num_stages - stage)
 
         most = self.spec.num_layers
         whole = peak(most)
-        if whole <= gpu.memory_bytes:
+        if whole <= capacity:
             return most
         each = whole - peak(most - 1)
-        guess = max(0, min(most - 1, int(most - (whole - gpu.memory_bytes) // each)))
-        while guess < most and peak(guess + 1) <= gpu.memory_bytes:
+        guess = max(0, min(most - 1, int(most - (whole - capacity) // each)))
+        while guess < most and peak(guess + 1) <= capacity:
             guess += 1
-        while guess > 0 and peak(guess) > gpu.memory_bytes:
+        while guess > 0 and peak(guess) > capacity:
             guess -= 1
         return guess
+
+    def peak_bytes(self, way: Way, cut: Cut, *, num_in_flight: int) -> float:
+        """Peak of a rank of a stage."""
+        return stage_bytes(
+            self.coefficients(way), cut, num_in_flight=num_in_flight,
+            num_owners=max(2, self.num_owners), optimizer_sharding=self.num_owners > 1,
+            gpu=self._gpu(way.site),
+        )  # fmt: skip
 
     def shared_seconds(self, crews: Sequence[tuple[Template, int]]) -> float:
         owners = sum(count for _, count in crews)
