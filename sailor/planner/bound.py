@@ -30,19 +30,24 @@ from sailor.planner.own_costs import OwnCosts
 from sailor.planner.reduction import gradient_bytes
 
 _WIDER = 1.02  # from one number of replicas to the next that is looked at
-_LONGER = 1.002  # from one step time to the next
-_WINDOW = 1.6  # how far below the known step the bound is looked for closely
-_DEPTHS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 16.0, inf)  # that prices are for
-_LEVELS = 5  # of the head's work, which differs from way to way
+_LONGER = 1.02  # from one step time to the next
+_WINDOW = 2.0  # how far below the known step the bound is looked for
+_DEPTHS = (1.0, 2.0, 5.0, inf)  # that prices are for
+_LEVELS = 2  # of the head's work, which differs from way to way
+_ALIVE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # microbatches of a stage, counted from the last one
+# Replicas of at most so many microbatches, and how many of them are alive in a deep one at least.
+_COUNTS = ((1.0, 1), (2.0, 2), (4.0, 3), (8.0, 4), (16.0, 8), (inf, 16))
+_RATES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)  # prices of room for a block, relative to the usual one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ways:
     """Ways to run a stage, one entry each, by microbatch size.
 
-    ``speed``: blocks per second; ``room``: blocks that fit beside one microbatch alive; ``head``:
-    what the head takes, in blocks of this way. Of the ways of the same size: ``front``, least work
-    of an embedding, in blocks; ``ends``, least memory of embedding and head, in blocks.
+    ``speed``: blocks per second; ``room`` (way, alive): blocks that fit with so many microbatches
+    alive; ``head``: what the head takes, in blocks of this way. Of the ways of the same size:
+    ``front``, least work of an embedding, in blocks; ``ends``, least memory of embedding and head,
+    in blocks.
     """
 
     size: FloatArray
@@ -72,12 +77,12 @@ def least_step_seconds(costs: OwnCosts, *, known: float) -> float:
     ways = _ways(costs)
     counts = np.array([site.num_gpus for site in costs.sites], dtype=float)
     host = min(costs.profile.host_seconds(gpu=ground.machine_type.gpu) for ground in costs.grounds)
-    hold = max(1.0, costs.num_blocks / (ways.room / ways.degree).max())
+    hold = max(1.0, costs.num_blocks / (ways.room[:, 0] / ways.degree).max())
     most = min(costs.global_batch_size / ways.size.min(), counts.sum() / hold)
     replicas = _numbers(max(1, int(most)))
     rings = _ring_seconds(costs, counts, replicas)
-    grid = (known - host) / _LONGER ** np.arange(int(np.log(_WINDOW) / np.log(_LONGER)), -1, -1)
-    pipelines = _pipeline_seconds(costs, ways, counts, replicas, grid)
+    most_seconds = known - host
+    pipelines = _pipeline_seconds(costs, ways, counts, replicas, most_seconds)
     # Between two numbers looked at: the pipelines of the larger, the ring of the smaller.
     apart = np.concatenate([pipelines[1:], pipelines[-1:]]) + rings
     # Few replicas may share a machine and its links: their reduction is counted as free.
@@ -88,7 +93,7 @@ def least_step_seconds(costs: OwnCosts, *, known: float) -> float:
         some = replicas[replicas <= max(1.0, one[site])]
         here = ways.where(ways.site == site)
         if len(here.size):
-            best = min(best, float(_pipeline_seconds(costs, here, one, some, grid).min()))
+            best = min(best, float(_pipeline_seconds(costs, here, one, some, most_seconds).min()))
     return best + host
 
 
@@ -109,11 +114,11 @@ def least_dollars(costs: OwnCosts) -> float:
 def _ways(costs: OwnCosts) -> _Ways:
     front: dict[int, float] = {}
     ends: dict[int, float] = {}
-    found: list[tuple[Way, float]] = []
+    found: list[tuple[Way, list[float]]] = []
     for way in sorted(costs.ways, key=lambda way: way.microbatch_size):
         size = way.microbatch_size
         room, needs = _room(costs, way)
-        if room > 0:
+        if room[0] >= 1:
             found.append((way, room))
             front[size] = min(front.get(size, inf), way.first / way.block)
             ends[size] = min(ends.get(size, inf), needs)
@@ -129,20 +134,23 @@ def _ways(costs: OwnCosts) -> _Ways:
     )
 
 
-def _room(costs: OwnCosts, way: Way) -> tuple[float, float]:
-    """Blocks that fit beside one microbatch alive, and what the ends take at least, in blocks.
-    Peaks are affine in blocks."""
+def _room(costs: OwnCosts, way: Way) -> tuple[list[float], float]:
+    """Blocks that fit for each number of microbatches alive, and what the ends take at least, in
+    blocks. Peaks are affine in blocks."""
 
-    def peak(num_blocks: int, *, first: bool = False, last: bool = False) -> float:
+    def peak(num_blocks: int, alive: int = 1, *, first: bool = False, last: bool = False) -> float:
         cut = Cut(num_blocks=num_blocks, first=first, last=last)
-        return costs.peak_bytes(way, cut, num_in_flight=1)
+        return costs.peak_bytes(way, cut, num_in_flight=alive)
 
+    capacity = costs.grounds[way.site].machine_type.gpu.memory_bytes
+    rooms = []
+    for alive in _ALIVE:
+        bare = peak(1, alive)
+        rooms.append(max(0.0, 1 + (capacity - bare) / (peak(2, alive) - bare)))
     bare = peak(1)
-    each = peak(2) - bare
-    free = costs.grounds[way.site].machine_type.gpu.memory_bytes - bare
     apart = peak(1, first=True) + peak(1, last=True) - 2 * bare
     needs = min(apart, peak(1, first=True, last=True) - bare)
-    return 1 + free / each, max(0.0, needs / each)
+    return rooms, max(0.0, needs / (peak(2) - bare))
 
 
 def _numbers(most: int) -> FloatArray:
@@ -153,20 +161,21 @@ def _numbers(most: int) -> FloatArray:
 
 
 def _pipeline_seconds(
-    costs: OwnCosts, ways: _Ways, counts: FloatArray, replicas: FloatArray, grid: FloatArray
+    costs: OwnCosts, ways: _Ways, counts: FloatArray, replicas: FloatArray, known: float
 ) -> FloatArray:
-    """For each number of replicas the longest step of the grid that is too short."""
+    """For each number of replicas the longest step looked at that is too short."""
     per_gpu = np.zeros(len(counts))
     np.maximum.at(per_gpu, ways.site, ways.speed / ways.degree)
     work = costs.num_blocks + ways.front.min() + ways.head.min()
-    least = costs.global_batch_size * work / (per_gpu @ counts)
+    found = np.full(len(replicas), costs.global_batch_size * work / (per_gpu @ counts))
+    num_steps = int(np.log(_WINDOW) / np.log(_LONGER))
+    grid: FloatArray = known / _LONGER ** np.arange(num_steps, -1, -1, dtype=float)
     priced, first = _prices(costs.num_blocks, ways, counts, grid)
-    found = np.zeros(len(replicas))
     for d, number in enumerate(replicas.tolist()):
         # (T, price): samples that so many replicas do at most; the best price binds.
         enough = (priced + number * first).min(axis=1) >= costs.global_batch_size
         short = int(np.argmax(enough)) if enough.any() else len(grid)
-        found[d] = grid[short - 1] if short else least
+        found[d] = max(found[d], grid[short - 1]) if short else found[d]
     return found
 
 
@@ -175,8 +184,6 @@ def _prices(
 ) -> tuple[FloatArray, FloatArray]:
     """For each T and each price: what all GPUs are worth, and what a replica adds to that at most,
     in samples."""
-    groups = np.flatnonzero(np.r_[True, ways.size[1:] != ways.size[:-1]])
-    size = ways.size[groups]
     sites = np.unique(ways.site)
     edges = np.unique(np.quantile(ways.head, np.linspace(0, 1, _LEVELS + 1)[:-1]))
     level = np.searchsorted(edges, ways.head, side="right") - 1
@@ -197,18 +204,47 @@ def _prices(
             gain = np.zeros(len(seconds))
             for k in range(len(edges)):
                 loss = paid - adds[k] + ways.size
-                ends = np.where(level == k, loss, inf)
-                last = np.minimum.reduceat(ends, groups, axis=1)
-                least = np.minimum.reduceat(loss, groups, axis=1)
-                held = (blocks + ways.ends) * loss / ways.room
-                hold = np.minimum.reduceat(held, groups, axis=1)
-                # The last stage and none, or as many more as there are blocks; all of the model.
-                total = last + (blocks - 1) * np.minimum(least, 0.0)
-                total = np.where(least > 0, np.maximum(total, hold), total)
-                gain = np.maximum(gain, (size - total).max(axis=1))
+                for size in np.unique(ways.size).tolist():
+                    alike = ways.size == size
+                    lost = _least_loss(
+                        blocks, loss[:, alike], ways.room[alike], float(ways.ends[alike][0]),
+                        last=level[alike] == k,
+                    )  # fmt: skip
+                    held = (paid[:, alike] / ways.room[alike, 0]).min(axis=1) * blocks
+                    for (most, _), each in zip(_COUNTS, lost, strict=True):
+                        # Nor does a replica do more than its microbatches, at what its GPUs cost.
+                        bounded = size - each
+                        if most < inf:
+                            bounded = np.minimum(bounded, most * size - held)
+                        gain = np.maximum(gain, bounded)
             priced[:, column], first[:, column] = price @ counts, gain
             column += 1
     return priced, first
+
+
+def _least_loss(
+    blocks: int, loss: FloatArray, room: FloatArray, ends: float, *, last: npt.NDArray[np.bool_]
+) -> list[FloatArray]:
+    """At least what the stages of one replica lose, for each entry of _COUNTS and each T: its
+    stages hold the model, the last one is of certain ways. ``loss`` (T, way), ``room`` (way,
+    alive)."""
+    best = [np.full(len(loss), -inf if last.any() else inf) for _ in _COUNTS]
+    if not last.any():
+        return best
+    usual = np.maximum((loss / room[:, 0]).min(axis=1), 0.0)
+    stages = np.maximum(np.diff([*_ALIVE, blocks + 1]), 0)
+    for rate in _RATES:
+        price = rate * usual
+        # (T, way, alive): a price on room, as there is one on GPUs
+        net = loss[:, :, None] - price[:, None, None] * room[None]
+        end = price * (blocks + ends) + net[:, last, 0].min(axis=1)
+        each = np.minimum(net.min(axis=1), 0.0)
+        for i, (_, alive) in enumerate(_COUNTS):
+            # The last stage is counted; further ones as many as pay, the fuller the earlier.
+            at = np.minimum(np.arange(len(_ALIVE)), _ALIVE.index(alive))
+            total = end + (each[:, at] * stages).sum(axis=1) - each[:, 0]
+            best[i] = np.maximum(best[i], total)
+    return best
 
 
 def _ring_seconds(costs: OwnCosts, counts: FloatArray, replicas: FloatArray) -> FloatArray:
