@@ -265,5 +265,6 @@ def _ring_seconds(costs: OwnCosts, counts: FloatArray, replicas: FloatArray) -> 
     kinds = np.minimum(len(costs.grounds), wide)
     shares = np.maximum(wide / machine + kinds - 1, kinds)
     steps = 2 * (replicas - 1)
-    seconds: FloatArray = steps * latency + steps / replicas * num_bytes / shares / rate
+    messages = np.minimum(steps, 4 * np.ceil(np.log2(replicas)))
+    seconds: FloatArray = messages * latency + steps / replicas * num_bytes / shares / rate
     return seconds
