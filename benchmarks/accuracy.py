@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.document import machine, show
 from sailor.profile.stacks.fit import Fit, fit_peaks, fit_steps, shipped, start
 from sailor.profile.stacks.peak import peak_gigabytes
-from sailor.profile.stacks.priors import PEAK, STACKS, STEP
+from sailor.profile.stacks.priors import PEAK, PEAK_MARGIN, STACKS, STEP
 from sailor.profile.stacks.runs import Column, Mask, Runs, read_runs
 from sailor.profile.stacks.step import step_seconds, with_unstated_choices
 
@@ -351,10 +351,6 @@ def memory_figures(
         "oom_recall": recall,
     }
     return figures, {"memory": by_source, "oom_rows": len(failed)}
-
-
-# 99.5 % of the fitted collection's measurements stay below the prediction times this.
-PEAK_MARGIN = 1.9
 
 
 def print_fitted(timed: Runs, weighed: Runs) -> None:

@@ -76,8 +76,18 @@ GPU_TYPES: dict[str, GpuType] = {
         _gpu("L40S-48", 48, 864, 362, 91.6, 20, _HOST, matmul=250),
         _gpu("H100-80", 80, 3350, 989, 67, 450, _MAMF, matmul=794.5),
         _gpu("H100-80-PCIe", 80, 2000, 756, 51, 50, _SHEET),
-        _gpu("H100-96", 96, 2400, 800, 60, 450, "500 W HBM2e variant of published torchtitan runs"),
-        _gpu("GH200-96", 96, 4000, 989, 67, 150, "data sheet; matmul: Alps profile", matmul=699.2),
+        _gpu(
+            "H100-96",
+            96,
+            2400,
+            800,
+            60,
+            450,
+            "500 W HBM2e variant of published torchtitan runs",
+            matmul=600,
+        ),  # fmt: skip
+        # Four to a board, 150 GB/s to each of three others.
+        _gpu("GH200-96", 96, 4000, 989, 67, 450, "data sheet; matmul: Alps profile", matmul=699.2),
         _gpu("H200-141", 141, 4800, 989, 67, 450, _MAMF, matmul=794.5),
         _gpu("B200-180", 180, 8000, 2250, 80, 900, _MAMF, matmul=1745),
         _gpu("GB200-186", 186, 8000, 2500, 80, 900, _MAMF, matmul=1822),

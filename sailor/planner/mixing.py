@@ -21,7 +21,7 @@ from sailor.planner.question import Job, Limits, Objective, Space
 from sailor.profile.profile import Profile
 
 MOST_SITES = 4  # kinds of machine in one mix, the fastest ones
-SHARDED_OWNERS = 4  # replicas that plans with spread optimizer state must have
+SHARDED_OWNERS = (4, 32)  # replicas that plans with spread optimizer state must have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Mixer:
                 yield self._rentals(plan, [offer for _, part in chosen for offer in part]), plan
 
     def _owners(self) -> tuple[int, ...]:
-        return (1, SHARDED_OWNERS) if True in self.space.optimizer_sharding else (1,)
+        return (1, *SHARDED_OWNERS) if True in self.space.optimizer_sharding else (1,)
 
     def _goal(self, grounds: Sequence[Ground]) -> Goal:
         """The objective and the limits per step. What costs nothing is used for speed."""

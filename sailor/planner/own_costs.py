@@ -30,7 +30,7 @@ from sailor.planner.reduction import (
 )
 from sailor.planner.shapes import microbatch_sizes
 from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_seconds
-from sailor.planner.timing import ring_seconds, sharing
+from sailor.planner.timing import Ring, message_steps, ring_seconds, sharing
 from sailor.profile.profile import Profile
 
 
@@ -87,7 +87,7 @@ class OwnCosts:
         self._sends: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._coefficients: dict[int, MemoryCoefficients] = {}
         self._spreads: dict[tuple[object, ...], tuple[int, ...] | None] = {}
-        self._ring_links: dict[tuple[object, ...], tuple[Link, float]] = {}
+        self._ring_links: dict[tuple[object, ...], Ring] = {}
         self._reducing: dict[tuple[object, ...], tuple[ReducingStage, ...]] = {}
 
     @property
@@ -159,29 +159,32 @@ class OwnCosts:
         return self._sends[key]
 
     def most_blocks(self, way: Way, *, stage: int, num_stages: int) -> int:
-        coefficients, gpu = self.coefficients(way), self._gpu(way.site)
+        first, last = stage == 0, stage == num_stages - 1
+        capacity = self._gpu(way.site).memory_bytes
 
         def peak(num_blocks: int) -> float:
-            return stage_bytes(
-                coefficients,
-                Cut(num_blocks=num_blocks, first=stage == 0, last=stage == num_stages - 1),
-                num_in_flight=num_stages - stage,
-                num_owners=max(2, self.num_owners),
-                optimizer_sharding=self.num_owners > 1,
-                gpu=gpu,
-            )
+            cut = Cut(num_blocks=num_blocks, first=first, last=last)
+            return self.peak_bytes(way, cut, num_in_flight=num_stages - stage)
 
         most = self.spec.num_layers
         whole = peak(most)
-        if whole <= gpu.memory_bytes:
+        if whole <= capacity:
             return most
         each = whole - peak(most - 1)
-        guess = max(0, min(most - 1, int(most - (whole - gpu.memory_bytes) // each)))
-        while guess < most and peak(guess + 1) <= gpu.memory_bytes:
+        guess = max(0, min(most - 1, int(most - (whole - capacity) // each)))
+        while guess < most and peak(guess + 1) <= capacity:
             guess += 1
-        while guess > 0 and peak(guess) > gpu.memory_bytes:
+        while guess > 0 and peak(guess) > capacity:
             guess -= 1
         return guess
+
+    def peak_bytes(self, way: Way, cut: Cut, *, num_in_flight: int) -> float:
+        """Peak of a rank of a stage."""
+        return stage_bytes(
+            self.coefficients(way), cut, num_in_flight=num_in_flight,
+            num_owners=max(2, self.num_owners), optimizer_sharding=self.num_owners > 1,
+            gpu=self._gpu(way.site),
+        )  # fmt: skip
 
     def shared_seconds(self, crews: Sequence[tuple[Template, int]]) -> float:
         owners = sum(count for _, count in crews)
@@ -201,7 +204,7 @@ class OwnCosts:
                 (template.row[at[c]].site, template.usage[template.row[at[c]].site])
                 for c, (template, _) in enumerate(crews)
             )
-            link, rings = self._ring_link(ring, zones, crews)
+            path = self._ring_over(ring, zones, crews)
             for c, (template, _) in enumerate(crews):
                 each = self.coefficients(template.row[at[c]])
                 parameters = (stop - start) * each.block_parameters
@@ -210,9 +213,8 @@ class OwnCosts:
                 if at[c] == last[c] and stop == self.num_blocks:
                     parameters += each.last_parameters
                 totals[c][at[c]] += ring_seconds(
-                    parameters * gradient_bytes(each), num_owners=owners, link=link,
-                    num_sharing=rings,
-                )  # fmt: skip
+                    parameters * gradient_bytes(each), num_owners=owners, ring=path
+                )
         self._add_tied(crews, totals, zones, owners)
         spread = owners if self.num_owners > 1 else 1
         update = max(
@@ -250,14 +252,13 @@ class OwnCosts:
             for template, stages in ends
             for s in stages
         )
-        link, rings = self._ring_link(ring, zones, crews)
+        path = self._ring_over(ring, zones, crews)
         for c, (template, stages) in enumerate(ends):
             for s in stages:
                 each = self.coefficients(template.row[s])
                 totals[c][s] += ring_seconds(
-                    each.tied_parameters * gradient_bytes(each), num_owners=both, link=link,
-                    num_sharing=rings,
-                )  # fmt: skip
+                    each.tied_parameters * gradient_bytes(each), num_owners=both, ring=path
+                )
 
     def _zones_used(self, crews: Sequence[tuple[Template, int]]) -> tuple[int, ...] | None:
         """How many zones of each site are used; None where the GPUs left do not lie together."""
@@ -281,26 +282,23 @@ class OwnCosts:
                 )
         return self._spreads[key]
 
-    def _ring_link(
+    def _ring_over(
         self, ring: tuple[tuple[int, int], ...], zones: tuple[int, ...],
         crews: Sequence[tuple[Template, int]],
-    ) -> tuple[Link, float]:  # fmt: skip
-        """The slowest link of a ring over (site, GPUs a replica takes there), as reduction.py finds
-        it, and how many rings share it."""
+    ) -> Ring:  # fmt: skip
+        """The ring over (site, GPUs a replica takes there), as reduction.py finds it."""
         one = ring[0][0]
         if all(site == one for site, _ in ring) and zones[one] == 1:
             gpus = sum(template.usage[one] * count for template, count in crews)
             machine_gpus = self.grounds[one].machine_type.num_gpus
             if gpus <= machine_gpus:
-                return self.network.inside(self.grounds[one].machine_type.name), 1.0
+                return Ring(link=self.network.inside(self.grounds[one].machine_type.name))
         key = (frozenset(ring), zones)
         if key not in self._ring_links:
             self._ring_links[key] = self._slowest(frozenset(ring), zones)
         return self._ring_links[key]
 
-    def _slowest(
-        self, ring: frozenset[tuple[int, int]], zones: tuple[int, ...]
-    ) -> tuple[Link, float]:
+    def _slowest(self, ring: frozenset[tuple[int, int]], zones: tuple[int, ...]) -> Ring:
         pools: dict[tuple[str, str], float] = {}
         for site, width in ring:
             kind = self.grounds[site].machine_type
@@ -309,15 +307,18 @@ class OwnCosts:
                 pool = (zone, kind.name)
                 pools[pool] = max(pools.get(pool, 0.0), rings)
         worst: tuple[float, Link, float] | None = None
+        far = 0.0
         for here, rings in pools.items():
             for there, others in pools.items():
                 link = self.network.between(*here, *there)
                 shared = max(rings, others)
+                far = max(far, link.seconds_per_message)
                 rate = link.bytes_per_second / shared
                 if worst is None or rate < worst[0]:
                     worst = (rate, link, shared)
         assert worst is not None
-        return worst[1], worst[2]
+        num_zones = len({zone for zone, _ in pools})
+        return Ring(link=worst[1], num_sharing=worst[2], num_zones=num_zones, far_seconds=far)
 
     def _reduction(self, crews: Sequence[tuple[Template, int]]) -> Reduction:
         replicas = [
@@ -385,15 +386,20 @@ class OwnCosts:
         num_bytes = shares * per_block * gradient_bytes(coefficients)
         owners = np.maximum(owners, 1)
         steps = 2.0 * (owners - 1)
-        slowest = np.zeros(shares.shape)
+        messages = np.minimum(steps, 4 * np.ceil(np.log2(owners)))
+        num_zones = len({zone for site in sites for zone in self.grounds[site].zones})
+        slowest, near, far = np.zeros(shares.shape), inf, 0.0
         for link, machine_gpus in self._links(sites):
             # As timing.sharing says, for all widths at once.
             on_machine = np.maximum(1, machine_gpus // np.maximum(widths, 1))
             rings = np.minimum(machine_gpus, widths * on_machine) / on_machine
             rate = link.bytes_per_second / np.maximum(1.0, rings)
-            seconds = steps * link.seconds_per_message + steps / owners * num_bytes / rate
-            slowest = np.maximum(slowest, seconds)
-        return slowest
+            slowest = np.maximum(slowest, steps / owners * num_bytes / rate)
+            near = min(near, link.seconds_per_message)
+            far = max(far, link.seconds_per_message)
+        between = message_steps(num_zones + 1) * far if num_zones > 1 else 0.0
+        seconds: FloatArray = slowest + messages * near + np.where(owners > 1, between, 0.0)
+        return seconds
 
     def _links(self, sites: tuple[int, ...]) -> list[tuple[Link, int]]:
         """Links between machines of these sites, and the GPUs that share the card at one end."""

@@ -14,7 +14,7 @@ from sailor.cluster.network import Link, Network
 from sailor.planner.memory import Cut, MemoryCoefficients
 from sailor.planner.price import egress_dollars
 from sailor.planner.stage import Seat
-from sailor.planner.timing import ring_seconds, sharing
+from sailor.planner.timing import Ring, ring_seconds, sharing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ def reduction(replicas: Sequence[ReducingReplica], *, network: Network) -> Reduc
             if stage.start <= start < stage.start + stage.cut.num_blocks
         ]
         seats = [(replicas[g], s) for g, s in owners]
-        link, shared = _ring_link(seats, num_owners=num_owners, network=network)
+        ring = _ring_over(seats, network=network)
         whole = 0.0
         for g, s in owners:
             stage = replicas[g].stages[s]
@@ -75,9 +75,7 @@ def reduction(replicas: Sequence[ReducingReplica], *, network: Network) -> Reduc
             if stop == num_blocks:
                 parameters += each.last_parameters
             num_bytes = parameters * gradient_bytes(each)
-            totals[g][s] += ring_seconds(
-                num_bytes, num_owners=num_owners, link=link, num_sharing=shared
-            )
+            totals[g][s] += ring_seconds(num_bytes, num_owners=num_owners, ring=ring)
             whole = max(whole, num_bytes * stage.seat.tensor_parallel)
         dollars += _ring_dollars(whole, seats, num_owners=num_owners, network=network)
     dollars += _tied(replicas, totals, num_owners=num_owners, network=network)
@@ -90,16 +88,13 @@ def reduction(replicas: Sequence[ReducingReplica], *, network: Network) -> Reduc
 
 def uniform_ring_seconds(
     coefficients: MemoryCoefficients, counts: Sequence[int], *, num_replicas: int,
-    ring: tuple[Link, float], tied_ring: tuple[Link, float],
+    ring: Ring,
 ) -> float:  # fmt: skip
     """``reduction`` for replicas that are all alike, in closed form: its inner loop in a search."""
     last = len(counts) - 1
     each = gradient_bytes(coefficients)
     tied_owners = num_replicas * (1 if last == 0 else 2)
-    tied = ring_seconds(
-        coefficients.tied_parameters * each,
-        num_owners=tied_owners, link=tied_ring[0], num_sharing=tied_ring[1],
-    )  # fmt: skip
+    tied = ring_seconds(coefficients.tied_parameters * each, num_owners=tied_owners, ring=ring)
     slowest = 0.0
     for stage, count in enumerate(counts):
         parameters = count * coefficients.block_parameters
@@ -107,22 +102,21 @@ def uniform_ring_seconds(
             parameters += coefficients.first_parameters - coefficients.tied_parameters
         if stage == last:
             parameters += coefficients.last_parameters
-        seconds = ring_seconds(
-            parameters * each, num_owners=num_replicas, link=ring[0], num_sharing=ring[1]
-        )
+        seconds = ring_seconds(parameters * each, num_owners=num_replicas, ring=ring)
         slowest = max(slowest, seconds + (tied if stage in (0, last) else 0.0))
     return slowest
 
 
-def uniform_link(
+def uniform_ring(
     *, zone: str, machine_type: str, gpus_per_replica: int, num_replicas: int, network: Network
-) -> tuple[Link, float]:
-    """The link of rings over equal replicas in one pool, and how many rings share it."""
+) -> Ring:
+    """The ring over equal replicas in one pool."""
     machine_gpus = network.machine_types[machine_type].num_gpus
     if num_replicas * gpus_per_replica <= machine_gpus:
-        return network.inside(machine_type), 1.0
+        return Ring(link=network.inside(machine_type))
     shared = sharing(gpus_per_machine=machine_gpus, gpus_per_replica=gpus_per_replica)
-    return network.between(zone, machine_type, zone, machine_type), shared
+    link = network.between(zone, machine_type, zone, machine_type)
+    return Ring(link=link, num_sharing=shared)
 
 
 def _tied(
@@ -136,21 +130,19 @@ def _tied(
     owners = num_owners + sum(replica.count for replica in deep)
     seats = [(replica, 0) for replica in replicas]
     seats += [(replica, len(replica.stages) - 1) for replica in deep]
-    link, shared = _ring_link(seats, num_owners=owners, network=network)
+    ring = _ring_over(seats, network=network)
     whole = 0.0
     for replica, stages in zip(replicas, totals, strict=True):
         for s in sorted({0, len(stages) - 1}):
             each = replica.stages[s].coefficients
             num_bytes = each.tied_parameters * gradient_bytes(each)
-            stages[s] += ring_seconds(num_bytes, num_owners=owners, link=link, num_sharing=shared)
+            stages[s] += ring_seconds(num_bytes, num_owners=owners, ring=ring)
             whole = max(whole, num_bytes * replica.stages[s].seat.tensor_parallel)
     return _ring_dollars(whole, seats, num_owners=owners, network=network)
 
 
-def _ring_link(
-    owners: Sequence[tuple[ReducingReplica, int]], *, num_owners: int, network: Network
-) -> tuple[Link, float]:
-    """The slowest link of a ring over these owners, and how many rings share it."""
+def _ring_over(owners: Sequence[tuple[ReducingReplica, int]], *, network: Network) -> Ring:
+    """The ring over these owners."""
     pools: dict[tuple[str, str], float] = {}
     in_pool: dict[tuple[str, str], int] = {}
     counted: set[tuple[int, tuple[str, str]]] = set()
@@ -171,19 +163,22 @@ def _ring_link(
     names = sorted(pools)
     only = names[0]
     if len(names) == 1 and in_pool[only] <= network.machine_types[only[1]].num_gpus:
-        return network.inside(only[1]), 1.0
+        return Ring(link=network.inside(only[1]))
     worst: tuple[float, Link, float] | None = None
+    far = 0.0
     for i, here in enumerate(names):
         for there in names[i:]:
             if here == there and len(names) > 1 and in_pool[here] <= _gpus(network, here):
                 continue  # one machine of its pool: its ring edges leave for other pools
             link = network.between(here[0], here[1], there[0], there[1])
             shared = max(pools[here], pools[there])
+            far = max(far, link.seconds_per_message)
             rate = link.bytes_per_second / shared
             if worst is None or rate < worst[0]:
                 worst = (rate, link, shared)
     assert worst is not None
-    return worst[1], worst[2]
+    num_zones = len({zone for zone, _ in names})
+    return Ring(link=worst[1], num_sharing=worst[2], num_zones=num_zones, far_seconds=far)
 
 
 def _gpus(network: Network, pool: tuple[str, str]) -> int:

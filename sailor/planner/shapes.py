@@ -28,7 +28,7 @@ from sailor.planner.memory import (
 )
 from sailor.planner.partition import best_cut
 from sailor.planner.question import Job, Space
-from sailor.planner.reduction import gradient_bytes, uniform_link, uniform_ring_seconds
+from sailor.planner.reduction import gradient_bytes, uniform_ring, uniform_ring_seconds
 from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_seconds
 from sailor.planner.timing import PipelineSeconds, sharing
 from sailor.profile.profile import Profile
@@ -174,11 +174,13 @@ class Shapes:
         outside = self.network.between(self.zone, name, self.zone, name)
         one_machine = replicas * self.num_gpus <= self.machine_type.num_gpus
         steps = 2.0 * (replicas - 1)
+        messages = np.minimum(steps, 4 * np.ceil(np.log2(np.maximum(replicas, 1))))
         alpha = np.where(one_machine, inside.seconds_per_message, outside.seconds_per_message)
         rate = np.where(
             one_machine, inside.bytes_per_second, outside.bytes_per_second / self.sharing
         )
-        return steps * alpha + steps / replicas * self.gradient / rate
+        seconds: FloatArray = messages * alpha + steps / replicas * self.gradient / rate
+        return seconds
 
     def fit(self, index: int, *, num_replicas: int, num_microbatches: int) -> Fitted | None:
         """The best cut of a shape that memory allows; None when there is none.
@@ -205,14 +207,12 @@ class Shapes:
         shape = fitted.shape
         coefficients = self.coefficients(shape)
         name = self.machine_type.name
-        ring, tied_ring = (
-            uniform_link(
-                zone=self.zone, machine_type=name, gpus_per_replica=shape.num_gpus,
-                num_replicas=num_replicas, network=self.network,
-            ),
-        ) * 2  # fmt: skip
+        ring = uniform_ring(
+            zone=self.zone, machine_type=name, gpus_per_replica=shape.num_gpus,
+            num_replicas=num_replicas, network=self.network,
+        )  # fmt: skip
         rings = uniform_ring_seconds(
-            coefficients, fitted.counts, num_replicas=num_replicas, ring=ring, tied_ring=tied_ring
+            coefficients, fitted.counts, num_replicas=num_replicas, ring=ring
         )
         last = shape.num_stages - 1
         most = max(

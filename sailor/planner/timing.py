@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
 
-from sailor.cluster.network import Link
+from sailor.cluster.network import LATENCY_SECONDS, Link, Tier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,17 +40,41 @@ class PipelineSeconds:
         return 1 + floor((seconds - self.fill) / self.pace * (1 + 1e-12) + 1e-9)
 
 
-def ring_seconds(num_bytes: float, *, num_owners: int, link: Link, num_sharing: float) -> float:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ring:
+    """What an all-reduce runs over: its slowest link, how many rings use that at the same time, and
+    the zones it visits, ``far_seconds`` apart."""
+
+    link: Link
+    num_sharing: float = 1.0
+    num_zones: int = 1
+    far_seconds: float = 0.0
+
+    def latency(self, num_owners: int) -> float:
+        """Seconds of the messages that follow one another; near ones, and those between zones."""
+        if self.num_zones == 1:
+            return message_steps(num_owners) * self.link.seconds_per_message
+        near = message_steps(num_owners) * LATENCY_SECONDS[Tier.zone]
+        return near + message_steps(self.num_zones + 1) * self.far_seconds
+
+
+def message_steps(num_owners: int) -> int:
+    """Messages one after another: twice around the ring, or up and down two binary trees where
+    those are sooner (as NCCL chooses). The bytes take as long either way."""
+    if num_owners < 2:
+        return 0
+    return min(2 * (num_owners - 1), 4 * (num_owners - 1).bit_length())
+
+
+def ring_seconds(num_bytes: float, *, num_owners: int, ring: Ring) -> float:
     """All-reduce, or reduce-scatter plus all-gather, of ``num_bytes`` on each owner.
 
-    A ring sends 2 (D - 1) / D of the bytes over its slowest link (Patarasu and Yuan 2009);
-    ``num_sharing`` rings use that link at the same time.
+    2 (D - 1) / D of the bytes pass the slowest link (Patarasuk and Yuan 2009).
     """
     if num_owners < 2 or num_bytes <= 0:
         return 0.0
-    steps = 2 * (num_owners - 1)
-    rate = link.bytes_per_second / num_sharing
-    return steps * link.seconds_per_message + steps / num_owners * num_bytes / rate
+    rate = ring.link.bytes_per_second / ring.num_sharing
+    return ring.latency(num_owners) + 2 * (num_owners - 1) / num_owners * num_bytes / rate
 
 
 def sharing(*, gpus_per_machine: int, gpus_per_replica: int) -> float:

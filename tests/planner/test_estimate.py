@@ -12,7 +12,7 @@ from sailor.cluster.network import Tariff
 from sailor.plan import Plan, Replica
 from sailor.planner.estimate import estimate
 from sailor.planner.price import Rental
-from sailor.planner.timing import PipelineSeconds, ring_seconds, sharing
+from sailor.planner.timing import PipelineSeconds, Ring, ring_seconds, sharing
 from sailor.profile.analytic import AnalyticProfile
 from sailor.profile.profile import Mark, Numerics, Part
 from tests.helpers.builders import a_plan, a_spec, a_stage
@@ -67,13 +67,13 @@ def test_the_slowest_replica_decides():
 
 def test_a_ring_over_two_owners_sends_every_byte_once():
     link = a_network(a_pool()).between("a", "local", "a", "local")
-    seconds = ring_seconds(1e9, num_owners=2, link=link, num_sharing=1.0)
+    seconds = ring_seconds(1e9, num_owners=2, ring=Ring(link=link))
     assert seconds == pytest.approx(2 * link.seconds_per_message + 1e9 / link.bytes_per_second)
 
 
 def test_alone_there_is_nothing_to_reduce():
     link = a_network(a_pool()).between("a", "local", "a", "local")
-    assert ring_seconds(1e9, num_owners=1, link=link, num_sharing=1.0) == 0.0
+    assert ring_seconds(1e9, num_owners=1, ring=Ring(link=link)) == 0.0
 
 
 def test_rings_share_the_card_unless_their_owners_share_the_machine():

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sailor.cluster.gpu import GPU_TYPES
-from sailor.profile.analytic import AnalyticProfile, prior_of
+from sailor.profile.analytic import AnalyticProfile
 from sailor.profile.profile import Mark, Numerics, Part
+from sailor.profile.stacks.fit import shipped
+from sailor.profile.stacks.priors import STEP, gpu_class
+from sailor.profile.stacks.runs import runs_of
+from sailor.profile.stacks.step import step_terms
 from tests.helpers.builders import a_spec
 from tests.helpers.planning import a_gpu
 
@@ -63,5 +67,38 @@ def test_a_scale_is_marked_calibrated():
     assert block(scale=1.2).forward == pytest.approx(1.2 * block().forward)
 
 
-def test_a_device_nobody_measured_gets_the_cautious_prior():
-    assert prior_of(a_gpu(name="XPU-7", has_context=True)).source == "class prior"
+def test_a_device_nobody_measured_is_taken_at_the_cautious_share():
+    unknown = a_gpu(name="XPU-7", has_context=True)
+    assert gpu_class(unknown) == "other"
+    assert STEP["matmul_other"].fitted < STEP["matmul_A100"].fitted
+    assert block(unknown).forward > 0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tp", "size"), [("A100-80", 1, 4), ("H100-80", 4, 2), ("T4-16", 2, 1)]
+)
+def test_plans_are_made_with_the_physics_that_accuracy_is_scored_on(gpu, tp, size):
+    """One block and the head, by the scalar formulas and by the columns of the benchmark."""
+    spec = big_spec(vocab_size=51200)
+    row = {
+        "gpu": {"A100-80": "A100-80-SXM", "H100-80": "H100-80-SXM", "T4-16": "T4-16"}[gpu],
+        "source": "s", "model": "m", "framework": "DeepSpeed", "arch": "gpt", "layers": "1",
+        "hidden": str(spec.hidden_size), "ffn_hidden": str(spec.ffn_hidden_size),
+        "heads": str(spec.num_heads), "kv_heads": "", "vocab": str(spec.vocab_size), "seq": "2048",
+        "num_gpus": str(tp), "tp": str(tp), "pp": "1", "dp": "1", "cp": "1", "vpp": "",
+        "micro_batch": str(size), "global_batch": str(size), "gpus_per_node": "8",
+        "precision": "bf16", "recompute": "none", "zero_fsdp": "none", "seq_parallel": "no",
+        "flash_attn": "yes", "internode_gbps_per_node": "", "iter_time_s": "1",
+    }  # fmt: skip
+    runs, _ = runs_of([row])
+    terms = step_terms(runs, shipped(STEP))
+    one = block(gpu, spec=spec, tp=tp, size=size)
+    assert one.forward + one.backward == pytest.approx(terms["compute"][0], rel=1e-9)
+    assert one.communication == pytest.approx(
+        terms["tensor-parallel exchange"][0], rel=1e-9, abs=1e-15
+    )
+    profile = AnalyticProfile(spec=spec, sequence_length=2048)
+    head = profile.part_seconds(
+        Part.head, gpu=GPU_TYPES[gpu], tensor_parallel=tp, microbatch_size=size
+    )
+    assert head.forward + head.backward == pytest.approx(terms["head"][0], rel=1e-9)

@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sailor.cluster.gpu import GPU_TYPES, GpuType
+from sailor.profile.stacks.priors import gpu_class
 
 Column = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-# The collection's names of GPUs, where they are not ours; whether several kinds stand together.
+# The collection's names of GPUs in our words.
 _GPU_NAMES = {
     "T4-16": "T4-16", "V100-16-SXM": "V100-16", "V100-32-SXM": "V100-32",
     "A100-40-SXM": "A100-40", "A100-80-SXM": "A100-80", "A800-80-SXM": "A800-80",
@@ -40,18 +41,6 @@ _USUAL_GBPS = {"A100": 800.0, "H100": 3200.0, "B200": 3200.0, "V100": 100.0, "T4
 # NVLink domains that are larger than a machine.
 _NVLINK_DOMAIN = {"GB200-186": 72.0}
 _FP8_GAIN = {"H100": 2.0, "B200": 2.0}  # fp8 peak over bf16 peak
-
-
-def gpu_class(gpu: GpuType) -> str:
-    """The architecture family whose efficiencies it shares."""
-    for prefix, name in (
-        ("A100", "A100"), ("A800", "A100"), ("H100", "H100"), ("H200", "H100"), ("GH200", "H100"),
-        ("B200", "B200"), ("GB200", "B200"), ("V100", "V100"), ("T4", "T4"), ("RTX", "GeForce"),
-        ("Titan", "T4"),
-    ):  # fmt: skip
-        if gpu.name.startswith(prefix):
-            return name
-    return "other"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,15 +122,22 @@ def number(text: str, default: float = 0.0) -> float:
     return float(found[0]) if found else default
 
 
+def rate(text: str) -> float:
+    """A stated rate, the geometric mean of a stated range ('~1 to 25' is 5); 0 where none is."""
+    ends = re.search(r"([\d.]+) *(?:to|-) *([\d.]+)", text or "")
+    return (float(ends[1]) * float(ends[2])) ** 0.5 if ends else number(text)
+
+
 def _gpu(name: str) -> GpuType:
-    """The GPU of a run; the weakest of a mixture, which the others wait for."""
-    types = [GPU_TYPES[_GPU_NAMES[part]] for part in re.split(r"[+,]", name) if part in _GPU_NAMES]
-    return min(types, key=lambda gpu: gpu.peak_flops)
+    """The GPU of a run."""
+    return GPU_TYPES[_GPU_NAMES[name]]
 
 
 def _unusable(row: Mapping[str, str]) -> str | None:
     """Why a row cannot be priced."""
-    if not any(part in _GPU_NAMES for part in re.split(r"[+,]", row["gpu"])):
+    if len(re.split(r"[+,]", row["gpu"])) > 1:
+        return "several GPU types in one run: which of them ran what is not stated"
+    if row["gpu"] not in _GPU_NAMES:
         return "unknown GPU"
     if not number(row["layers"]) or not number(row["hidden"]) or not number(row["num_gpus"]):
         return "model or size not stated"
@@ -192,7 +188,7 @@ def _values(row: Mapping[str, str]) -> dict[str, float]:
         "num_gpus": num_gpus, "machine_gpus": machine_gpus,
         "nvlink_gpus": _NVLINK_DOMAIN.get(gpu.name, machine_gpus),
         "network_bytes": 1e9 / 8
-        * (number(row["internode_gbps_per_node"]) or _USUAL_GBPS.get(kind, 10.0)),
+        * (rate(row["internode_gbps_per_node"]) or _USUAL_GBPS.get(kind, 10.0)),
         "tcp": float(tcp),
         "matmul": gpu.matmul_flops or 0.85 * gpu.peak_flops,
         "memory_rate": gpu.memory_bytes_per_second,

@@ -10,14 +10,11 @@ priors.STEP, as an array in their order (logarithms), so that fit.py can move th
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from sailor.profile.stacks.priors import STEP
-from sailor.profile.stacks.runs import Column, Runs
+from sailor.profile.stacks.priors import ATTENTION_BACKWARD, LAUNCHES, STEP
+from sailor.profile.stacks.runs import Column, Mask, Runs
 
 NAMES = tuple(STEP)
-_LAUNCHES = 20  # kernels of a block's forward
-_ATTENTION_BACKWARD = 3.0  # flash attention: 2.5 times the arithmetic at a lower rate
 
 
 def step_seconds(runs: Runs, numbers: Column) -> Column:
@@ -36,7 +33,8 @@ def step_terms(runs: Runs, numbers: Column) -> dict[str, Column]:
     p = dict(zip(NAMES, np.exp(numbers), strict=True))
     several = runs["num_gpus"] > runs["machine_gpus"]
     network = runs["network_bytes"] * np.where(runs["tcp"] > 0, p["tcp_share"], p["network_share"])
-    link = runs["link"] * p["link_share"]
+    # Cards without NVLink pass through host memory, and share it.
+    link = runs["link"] * p["link_share"] * np.where(runs["tcp"] > 0, p["host_share"], 1.0)
     block, exchange = _block(runs, p, link, network)
     head = _head(runs, p)
     blocks = np.ceil(runs["layers"] / runs["pp"] - 1e-9)
@@ -93,19 +91,20 @@ def _block(runs: Runs, p: dict[str, float], link: Column, network: Column) -> tu
     share = np.where(runs.classes == "H100", p["attention_H100"], share)
     share = np.where(runs.classes == "B200", p["attention_B200"], share)
     share = share * np.where(runs["fast_attention"] > 0, p["attention_cudnn"], 1.0)
+    share = share / (1 + p["half_sequence"] / runs["tokens_per_sequence"])
     share = np.where(runs["fused_attention"] > 0, share, p["attention_unfused"])
     # Causal: half of the score matrix. Unfused attention also moves that matrix several times.
     attention = 2 * tokens * runs["tokens_per_sequence"] * hidden / tp / (ceiling * share)
-    scores = tokens * runs["tokens_per_sequence"] * runs["heads"] / tp * 2
+    scores = tokens * runs["tokens_per_sequence"] * runs["heads"] / tp * width
     attention = attention + np.where(
         runs["fused_attention"] > 0, 0.0, scores * p["score_passes"] / bandwidth
     )
     whole = hidden * 10 / np.where(runs["sequence_parallel"] > 0, tp, 1.0)
     cut = (hidden * 4 + inner * (3 + 2 * runs["gated"])) / tp
     elementwise = tokens * (whole + cut) * width * p["elementwise"] / bandwidth
-    launch = _LAUNCHES * np.where(runs["eager_python"] > 0, p["launch_python"], p["launch"])
+    launch = LAUNCHES * np.where(runs["eager_python"] > 0, p["launch_python"], p["launch"])
     forward = np.hypot(products + attention + elementwise, launch)
-    backward = np.hypot(2 * (products + elementwise) + _ATTENTION_BACKWARD * attention, 2 * launch)
+    backward = np.hypot(2 * (products + elementwise) + ATTENTION_BACKWARD * attention, 2 * launch)
     again = (
         runs["recompute_all"] * forward
         + runs["recompute_attention"] * p["recompute_attention"] * attention
@@ -135,7 +134,7 @@ def _head(runs: Runs, p: dict[str, float]) -> Column:
 
 
 def _gathering(
-    runs: Runs, p: dict[str, float], link: Column, network: Column, several: npt.NDArray[np.bool_]
+    runs: Runs, p: dict[str, float], link: Column, network: Column, several: Mask
 ) -> Column:
     """Full sharding: two gathers and one scatter of a rank's weights for every microbatch."""
     width = np.where(runs["fp32"] > 0, 4.0, 2.0)
@@ -161,12 +160,7 @@ def _gathering(
 
 
 def _reduction(
-    runs: Runs,
-    p: dict[str, float],
-    link: Column,
-    network: Column,
-    several: npt.NDArray[np.bool_],
-    blocks: Column,
+    runs: Runs, p: dict[str, float], link: Column, network: Column, several: Mask, blocks: Column
 ) -> Column:
     """Rings of gradients over replicas, and what optimizer sharding gathers afterwards."""
     width = np.where(runs["fp32"] > 0, 4.0, 2.0)
