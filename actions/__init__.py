@@ -9,6 +9,7 @@ from __future__ import annotations
 ACTIONS: dict[str, str] = {
     "train": "train; the same command again resumes, or says that it is done (default)",
     "plan": "show the plans for this model and cloud; rents nothing, needs no account",
+    "simulate": "what becomes of the plan when machines vanish: goodput, cost and chances",
     "prepare": "turn the text into tokens; training does it too",
     "report": "draw a run's report again, from its log",
     "status": "what the run folders hold",
