@@ -77,7 +77,7 @@ class Setting:
             },
             num_layers=self.asked.spec.num_layers,
             twin=_twins(self.asked.catalogue.network, self.trace),
-            grain=max(1, self.target // 250),
+            grain=max(1, self.target // 32),
         )
 
     @property
