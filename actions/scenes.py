@@ -214,7 +214,7 @@ def setting(config: Config) -> Setting:
     kind = rental.offer.machine_type.name
     target = config.simulate.machines or sum(r.num_machines for r in chosen.rentals)
     trace, notes = trace_for(config, kind=kind, machines=target, zones=_zones(asked, kind))
-    asked, offers, more = _with_zones(asked, trace, kind=kind, near=rental.offer, target=target)
+    asked, offers, more = with_zones(asked, trace, kind=kind, near=rental.offer, target=target)
     machine = asked.catalogue.network.machine_types[kind]
     link = LINK_SHARE * machine.network_bytes_per_second
     return Setting(
@@ -326,7 +326,7 @@ def _twins(network: Network, trace: Trace) -> dict[str, str]:
     return twins
 
 
-def _with_zones(
+def with_zones(
     asked: Question, trace: Trace, *, kind: str, near: Offer, target: int
 ) -> tuple[Question, dict[Offered, Offer], tuple[str, ...]]:
     """Offers in every zone of the trace, and a network that knows them.
