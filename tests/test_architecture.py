@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "provision", "sailor.config", "sailor.rules", "sailor.faults", "sailor.planner",
         "sailor.profile", "sailor.plan", "sailor.models.spec", "sailor.cluster", "sailor.data",
         "sailor.runtime", "sailor.checkpoint", "sailor.training.settings", "sailor.observe",
-        "sailor.parallel", "sailor.log",
+        "sailor.parallel", "sailor.log", "sailor.simulate",
     },
     "provision": {"sailor.cluster", "sailor.faults", "sailor.observe"},
     "sailor.config": {"sailor.models.spec"},
@@ -60,8 +60,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "sailor.observe": {"sailor.plan", "sailor.observe.redact"},
     "sailor.observe.redact": set(),
-    # of observe: what measured runs cost
-    "sailor.simulate": {"sailor.runtime.lifecycle", "sailor.planner", "sailor.observe"},
+    # The life cycle's own values, and the decisions that go with it; of observe: what measured runs
+    # cost, how time is named, charts.
+    "sailor.simulate": {
+        "sailor.runtime.lifecycle", "sailor.runtime.state", "sailor.checkpoint.placement",
+        "sailor.parallel.layout", "sailor.plan", "sailor.planner", "sailor.observe",
+    },
     "sailor.errors": set(),
     "sailor.units": set(),
     "sailor.clock": set(),
