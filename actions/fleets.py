@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -34,6 +34,8 @@ from sailor.cluster.pool import Offer
 from sailor.cluster.provisioner import NodeRequest
 from sailor.simulate.fleet import Change, Fleet, Lease, NodeEvent, Place
 
+GainOf = Callable[[Mapping[Place, int]], Gain]
+
 ANSWER_S = 60.0  # a cloud takes about a minute to say that it has nothing
 
 
@@ -43,21 +45,22 @@ def recruited(
     offers: Mapping[Offered, Offer],
     target: int,
     boot_s: float,
-    gain: Gain = lambda place: 1.0,
+    gain_of: GainOf = lambda members: lambda place: 1.0,
     rules: Rules | None = None,
     answer_s: float = ANSWER_S,
     seed: int = 0,
 ) -> Fleet:
     """The fleet of a run that wants ``target`` machines of these offers while the trace lasts.
 
-    On-demand offers, whose place ends in False, are always to be had. ``gain`` is what one more
-    machine is worth, by place. Raises ValueError for a target below one.
+    On-demand offers, whose place ends in False, are always to be had. ``gain_of`` tells, of the
+    machines that are members, what one more is worth by place. Raises ValueError for a target below
+    one.
     """
     if target < 1 or boot_s < 0:
         raise ValueError("needs a target, and a boot time that is not negative")
     crew = Crew(target=target, offers=offers, rules=rules or Rules(boot_s=boot_s))
     return _Recruiting(
-        trace=trace, crew=crew, boot_s=boot_s, gain=gain, answer_s=answer_s,
+        trace=trace, crew=crew, boot_s=boot_s, gain_of=gain_of, answer_s=answer_s,
         chance=random.Random(f"{seed}:victims"),
     ).run()  # fmt: skip
 
@@ -69,7 +72,7 @@ class _Recruiting:
     trace: Trace
     crew: Crew
     boot_s: float
-    gain: Gain
+    gain_of: GainOf
     answer_s: float
     chance: random.Random
     now: float = 0.0
@@ -180,7 +183,7 @@ class _Recruiting:
         """Decide and act, when there is something to decide."""
         if self.there >= self.crew.target:
             return
-        self.crew, acts = decide(self.crew, now=self.now, gain=self.gain)
+        self.crew, acts = decide(self.crew, now=self.now, gain=self.gain_of(self._members()))
         for act in acts:
             match act:
                 case Order(request=request):
@@ -193,6 +196,15 @@ class _Recruiting:
             if self.now < opens < float("inf") and opens != self.woken_at:
                 self.woken_at = opens
                 self._at(opens, lambda: None)
+
+    def _members(self) -> Counter[Place]:
+        """Machines that have booted and are not told to go, by place."""
+        return Counter(
+            {
+                (zone, kind): there - on_order
+                for (zone, kind, _), (there, on_order) in self.crew.crowd.items()
+            }
+        )
 
     def _order(self, request: NodeRequest) -> None:
         place = (request.zone, request.machine_type)

@@ -209,7 +209,7 @@ class TrainConfig:
 
 @dataclass(kw_only=True, slots=True)
 class TraceConfig:
-    """trace only: the past, or a drawn future, that this computer's machines follow."""
+    """The past, or a drawn future, that machines follow with cloud=trace and action=simulate."""
 
     paths: list[str] = field(default_factory=list)
     """Files in a format of docs/traces.md, one a zone where they name none; empty draws a trace."""
@@ -429,6 +429,29 @@ class FaultsConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class SimulateConfig:
+    """action=simulate: what is asked of a future that is worked out instead of waited for.
+
+    Which machines come and go is said by cloud.trace: paths or rates, zones, begin, notice.
+    """
+
+    length: str = "7d"
+    """How much time passes; a file that is shorter ends it."""
+    machines: int | None = None
+    """Machines wished for; null is as many as the plan has."""
+    costs: str | None = None
+    """Run folder whose measured pauses are used; null uses published ones (docs/goodput.md)."""
+    futures: int = 2000
+    """Possible futures drawn for P50, P90 and chances."""
+    hazard_factor: float = 1.0
+    """Losses come this many times as often as they are believed to; to sweep over."""
+    price_factor: float = 1.0
+    """Spot machines cost this many times their price; to sweep over."""
+    storage: list[float] = field(default_factory=lambda: [0.25, 0.5, 1.0, 2.0])
+    """GB/s per GPU that checkpoint-and-restart is compared at."""
+
+
+@dataclass(kw_only=True, slots=True)
 class UiConfig:
     """How a run shows itself while it goes on."""
 
@@ -474,6 +497,7 @@ class Config:
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    simulate: SimulateConfig = field(default_factory=SimulateConfig)
     ui: UiConfig = field(default_factory=UiConfig)
     run: RunConfig = field(default_factory=RunConfig)
 

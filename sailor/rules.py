@@ -31,6 +31,7 @@ _SECONDS = {
     "runtime.assemble": "120s", "runtime.halt": "10s", "runtime.boundary": "60s",
     "runtime.plan": "30s", "runtime.prepare": "30s", "runtime.restore": "30s",
     "cloud.join": "20min", "cloud.idle": "15min", "cloud.trace.length": "6h",
+    "simulate.length": "7d",
     "runtime.switch": "60s", "runtime.save": "120s", "runtime.leave_margin": "3s",
 }  # fmt: skip
 
@@ -63,6 +64,8 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "runtime.port": (0, 65535), "runtime.max_restarts": (1, None),
     "checkpoint.snapshot_every": (1, None), "checkpoint.compare_every": (0, None),
     "checkpoint.persist_every": (0, None), "checkpoint.keep": (1, None),
+    "simulate.machines": (1, 100_000), "simulate.futures": (1, 1_000_000),
+    "simulate.hazard_factor": (0, None), "simulate.price_factor": (0, None),
 }  # fmt: skip
 
 
@@ -71,7 +74,7 @@ def validate(config: Config) -> list[Problem]:
     flat = flatten(config)
     found = [
         *_units(flat), *_ranges(flat), *_train(config), *_optim(config), *_model(config),
-        *_runtime(config), *_data(config), *_faults(config), *_names(config),
+        *_runtime(config), *_data(config), *_faults(config), *_simulate(config), *_names(config),
     ]  # fmt: skip
     order = {key: i for i, key in enumerate(flat)}
     return sorted(found, key=lambda problem: order.get(problem.key, len(order)))
@@ -216,6 +219,15 @@ def _faults(config: Config) -> Iterator[Problem]:
         yield Problem(
             key="faults.path", what="faults=file needs a file", fix="faults.path=PATH/TO/FILE.yaml"
         )
+
+
+def _simulate(config: Config) -> Iterator[Problem]:
+    for rate in config.simulate.storage:
+        if not rate > 0:
+            yield Problem(
+                key="simulate.storage", what=f"{rate} GB/s stores nothing",
+                fix="simulate.storage=[0.25,1.0]",
+            )  # fmt: skip
 
 
 def _names(config: Config) -> Iterator[Problem]:

@@ -62,11 +62,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "sailor.observe": {"sailor.plan", "sailor.observe.redact"},
     "sailor.observe.redact": set(),
-    # of observe: what measured runs cost
+    # The life cycle's own values, and the decisions that go with it; of observe: what measured runs
+    # cost, how time is named, charts.
     "sailor.simulate": {
-        "sailor.runtime.lifecycle", "sailor.runtime.state", "sailor.planner", "sailor.observe",
-        "sailor.parallel.layout", "sailor.plan", "sailor.checkpoint.placement", "sailor.profile",
-        "sailor.models.spec", "sailor.cluster",
+        "sailor.runtime.lifecycle", "sailor.runtime.state", "sailor.checkpoint.placement",
+        "sailor.parallel.layout", "sailor.plan", "sailor.planner", "sailor.observe",
+        "sailor.profile", "sailor.models.spec", "sailor.cluster",
     },
     "sailor.errors": set(),
     "sailor.units": set(),

@@ -172,7 +172,9 @@ def expect(
     """The steady state of an option, by the formulas of the module."""
     up = {i: stand.machines * up_share(stand.hazard) for i, stand in enumerate(stands)}
     total = sum(up.values())
-    dollars = sum(up[i] * stand.price_per_hour for i, stand in enumerate(stands))
+    # What a place has taken back is not paid for.
+    open_share = [_outage_up_share(s.hazard, s.machines) for s in stands]
+    dollars = sum(up[i] * s.price_per_hour * open_share[i] for i, s in enumerate(stands))
     at = _speed_between(stands, up, speed, standbys)
     losses = sum(up[i] * _lost_per_hour(s.hazard, s.machines) for i, s in enumerate(stands))
     if at is None or total <= 0:
@@ -220,23 +222,49 @@ def _lost_per_hour(hazard: Hazard, machines: int) -> float:
 def _speed_between(
     stands: Sequence[Stand], up: Mapping[int, float], speed: Speed, standbys: int
 ) -> tuple[float, float] | None:
-    """The speed of a fractional crowd: with and without each place's outages, machines rounded."""
+    """The mean speed of a fractional crowd: with and without each place's outages."""
     rate = step = weight = 0.0
     shut = [1.0 - _outage_up_share(s.hazard, s.machines) for s in stands]
     for gone in [None, *range(len(stands))]:
         chance = 1.0
         for i, s in enumerate(shut):
             chance *= s if i == gone else 1.0 - s
-        counts: dict[Place, int] = {}
-        for i, stand in enumerate(stands):
-            number = 0 if i == gone else round(up[i])
-            counts[stand.place] = counts.get(stand.place, 0) + number
-        at = _best(counts, standbys, speed)
+        at = _fractional(
+            stands, {i: 0.0 if i == gone else n for i, n in up.items()}, standbys, speed
+        )
         if at is not None:
             rate += chance * at[0]
             step += chance * at[1]
             weight += chance
     return (rate, step / weight) if weight > 0 and rate > 0 else None
+
+
+def _fractional(
+    stands: Sequence[Stand], up: Mapping[int, float], standbys: int, speed: Speed
+) -> tuple[float, float] | None:
+    """Between the whole numbers of machines below and above, the places in proportion."""
+    total = sum(up.values())
+    below = int(total + 1e-9)
+    part = min(1.0, max(0.0, total - below))
+    low = _best(_whole(stands, up, below), standbys, speed)
+    high = _best(_whole(stands, up, below + 1), standbys, speed) if part > 1e-9 else low
+    if low is None or high is None:
+        return None if part < 0.5 else high
+    return low[0] + part * (high[0] - low[0]), low[1] + part * (high[1] - low[1])
+
+
+def _whole(stands: Sequence[Stand], up: Mapping[int, float], number: int) -> dict[Place, int]:
+    """So many machines, shared out as ``up`` is; the largest remainders get the rest."""
+    total = sum(up.values()) or 1.0
+    exact = [up[i] * number / total for i in range(len(stands))]
+    given = [int(x) for x in exact]
+    order = sorted(range(len(stands)), key=lambda i: (given[i] - exact[i], i))
+    for i in order[: number - sum(given)]:
+        given[i] += 1
+    counts: dict[Place, int] = {}
+    for stand, machines in zip(stands, given, strict=True):
+        counts[stand.place] = counts.get(stand.place, 0) + machines
+    return counts
 
 
 def _best(counts: Mapping[Place, int], standbys: int, speed: Speed) -> tuple[float, float] | None:

@@ -81,8 +81,8 @@ def seat(
     for node in before.keys() - members:
         del at(holds.pop(node))[node]
     wanted: dict[Post, int] = {}
-    for place, content, count in pace.roles:
-        wanted[place, content] = count
+    for place, content, number in pace.roles:
+        wanted[place, content] = number
     for post in list(posts):
         for _ in range(len(posts[post]) - wanted.get(post, 0)):
             node, _nothing = at(post).popitem()

@@ -16,7 +16,19 @@ from math import inf
 from sailor.simulate.costs import Costs
 from sailor.simulate.fleet import Change, Fleet, Place
 from sailor.simulate.pace import Speeds, WithStandbys
-from sailor.simulate.policies import Restart, checkpoint_restart, tuned
+from sailor.simulate.policies import (
+    Restart,
+    bamboo_like,
+    bamboo_seconds,
+    checkpoint_restart,
+    framework_seconds,
+    oobleck_like,
+    oobleck_seconds,
+    parcae_like,
+    parcae_seconds,
+    trainmover_like,
+    tuned,
+)
 from sailor.simulate.rivals import Newcomers, Rules, follow
 from sailor.simulate.world import Job, Outcome, simulate
 
@@ -133,6 +145,47 @@ def best_size(scene: Scene, make: Mapping[int, Rules]) -> tuple[Rules, Outcome]:
     outcomes = {size: rival(scene, rules) for size, rules in make.items()}
     size = max(outcomes, key=lambda n: (outcomes[n].samples, -n))
     return make[size], outcomes[size]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """How large a job is, as far as the other systems' costs depend on it."""
+
+    parameters: float
+    num_gpus: int
+    state_bytes: float
+
+
+def contenders(
+    scene: Scene,
+    costs: Costs,
+    *,
+    size: Size,
+    storage_bytes_per_second: Sequence[float],
+    sizes: Sequence[int],
+) -> dict[str, Outcome]:
+    """Every policy in the scene, each at its best there. ``sizes``: machine counts that a system of
+    fixed size may choose from. Storage is per GPU."""
+    parameters = size.parameters
+    found = {"ours": ours(scene, costs), "ours, 1 standby": ours(scene, costs, standbys=1)}
+    for rate in storage_bytes_per_second:
+        for how, snapshot_s in (("blocking", None), ("async", costs.snapshot_stall_s)):
+            restart = Restart(
+                framework_s=framework_seconds(size.num_gpus),
+                bytes_per_gpu=size.state_bytes / size.num_gpus,
+                storage_bytes_per_second=rate,
+                snapshot_s=snapshot_s,
+            )
+            _, outcome = tuned_restart(scene, restart)
+            found[f"restart, {how}, {rate / 1e9:g} GB/s"] = outcome
+    add_s, remove_s = parcae_seconds(parameters)
+    found["parcae-like"] = rival(scene, parcae_like(add_s=add_s, remove_s=remove_s))
+    oobleck = oobleck_like(reconfigure_s=oobleck_seconds(parameters))
+    found["oobleck-like"] = rival(scene, oobleck)
+    bamboo = bamboo_like(rendezvous_s=30.0, rebalance_s=bamboo_seconds(parameters), step_factor=1.2)
+    found["bamboo-like"] = rival(scene, bamboo)
+    _, found["trainmover-like"] = best_size(scene, {n: trainmover_like(size=n) for n in sizes})
+    return found
 
 
 def side_by_side(scene: Scene, outcomes: Mapping[str, Outcome]) -> tuple[Result, ...]:

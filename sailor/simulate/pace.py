@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, cast
 
 from sailor.errors import NoFeasiblePlan
 from sailor.parallel.layout import Member, WorkerId
@@ -149,9 +149,11 @@ class PlannedSpeeds:
     """Asks the planner of the run, once for every set of counts.
 
     ``replan`` is the very function the controller is handed; ``step_seconds`` the evaluator's
-    estimate of its plan. ``gpus`` says how many a machine type has. Counts above ``grain`` are
-    rounded down to a multiple of it before asking: of a thousand machines a few stand idle then
-    (at most grain - 1 a place), and a planner is asked a hundred times instead of thousands.
+    estimate of its plan. ``gpus`` says how many a machine type has. Two things keep a planner that
+    takes a tenth of a second from being asked thousands of times. Zones for which ``twin`` gives
+    the same zone are planned as one: inside a region links differ in latency, not in bandwidth.
+    Counts above ``grain`` are rounded down to a multiple of it: at most grain - 1 machines of a
+    place stand idle.
     """
 
     def __init__(
@@ -161,27 +163,44 @@ class PlannedSpeeds:
         step_seconds: Callable[[Plan], float],
         gpus: Mapping[str, int],
         num_layers: int,
+        twin: Mapping[str, str] | None = None,
         grain: int = 1,
     ) -> None:
         self._replan, self._step_seconds = replan, step_seconds
         self._gpus, self._num_layers, self._grain = gpus, num_layers, max(1, grain)
+        self._twin = twin or {}
+        self._plans: dict[tuple[tuple[Place, int], ...], Pace | None] = {}
         self._known: dict[tuple[tuple[Place, int], ...], Pace | None] = {}
 
     def best(self, counts: Counts) -> Pace | None:
         """The plan for these machines, remembered by their counts."""
-        key = tuple(
-            (place, number - number % self._grain if number > self._grain else number)
-            for place, number in sorted(counts.items())
-            if number
-        )
+        key = tuple(sorted((place, number) for place, number in counts.items() if number))
         if key not in self._known:
-            self._known[key] = self._ask(key)
+            self._known[key] = self._laid_over(key)
         return self._known[key]
 
     @property
     def num_asked(self) -> int:
         """How often the planner had to think."""
-        return len(self._known)
+        return len(self._plans)
+
+    def _laid_over(self, key: tuple[tuple[Place, int], ...]) -> Pace | None:
+        """The plan for the twins' counts, its roles given to the places there are."""
+        together: Counter[Place] = Counter()
+        for (zone, kind), number in key:
+            together[self._twin.get(zone, zone), kind] += number
+        grain = self._grain
+        asked = tuple(
+            (place, number - number % grain if number > grain else number)
+            for place, number in sorted(together.items())
+        )
+        if asked not in self._plans:
+            self._plans[asked] = self._ask(asked)
+        pace = self._plans[asked]
+        if pace is None or not self._twin:
+            return pace
+        free = [(self._twin.get(zone, zone), zone, kind, number) for (zone, kind), number in key]
+        return replace(pace, roles=_shared_out(pace.roles, free))
 
     def _ask(self, key: tuple[tuple[Place, int], ...]) -> Pace | None:
         members = [
@@ -206,6 +225,30 @@ class PlannedSpeeds:
             step_seconds=self._step_seconds(plan),
             roles=roles_of(plan, gpus=self._gpus, num_layers=self._num_layers),
         )
+
+
+def _shared_out(
+    roles: Sequence[Role], free: Sequence[tuple[str, str, str, int]]
+) -> tuple[Role, ...]:
+    """Roles of twins given to real zones: (twin, zone, machine type, machines) are what is free.
+
+    Pipelines stay together: each zone takes one machine of every part in turn.
+    """
+    shared: Counter[tuple[Place, Content]] = Counter()
+    for twin, kind in dict.fromkeys(role.place for role in roles):
+        parts = [[role.content, role.number] for role in roles if role.place == (twin, kind)]
+        zones = [[zone, n] for t, zone, k, n in free if (t, k) == (twin, kind)]
+        at = 0
+        while any(left for _, left in parts) and zones:
+            for part in parts:
+                content, left = cast("tuple[Content, int]", part)
+                while at < len(zones) and not zones[at][1]:
+                    at += 1
+                if left and at < len(zones):
+                    part[1] = left - 1
+                    zones[at][1] = cast(int, zones[at][1]) - 1
+                    shared[(cast(str, zones[at][0]), kind), content] += 1
+    return tuple(Role(p, c, n) for (p, c), n in sorted(shared.items()))
 
 
 class WithStandbys:

@@ -191,6 +191,16 @@ def oobleck_seconds(parameters: float) -> float:
     return 10.0 + (parameters - 6.7e9) / 1e9
 
 
+def bamboo_seconds(parameters: float) -> float:
+    """Rebalancing by model size: 76 s up to 1.5 B, 230 s at 2.7 B, 450 s at 6.7 B, straight lines
+    between, growing on at the last slope."""
+    if parameters <= 1.5e9:
+        return 76.0
+    if parameters <= 2.7e9:
+        return 76.0 + (parameters - 1.5e9) / 1.2e9 * (230.0 - 76.0)
+    return 230.0 + (parameters - 2.7e9) / 4.0e9 * (450.0 - 230.0)
+
+
 def tuned(
     rules: Rules, *, candidates: Sequence[int], score: Callable[[Rules], float]
 ) -> tuple[Rules, float]:

@@ -19,6 +19,7 @@ from enum import Enum
 
 from sailor.simulate.account import Account
 from sailor.simulate.fleet import Change, Fleet, NodeEvent, Place
+from sailor.simulate.formation import size
 from sailor.simulate.pace import Pace, Speeds
 from sailor.simulate.world import Outcome
 
@@ -76,6 +77,9 @@ class Rules:
     join_s: Callable[[int, int], float] = lambda machines, changed: 0.0
     leave_s: Callable[[int, int], float] = lambda machines, changed: 0.0
     checkpoints: Checkpointing | None = None
+    last_resort_every: int = 100
+    """Steps between durable checkpoints of a system that keeps finished steps in live memory: it
+    goes back to one when the machines that are left do not hold a whole copy between them."""
     step_factor: float = 1.0  # a step takes so much longer than the speeds say
     size: int | None = None  # trains with exactly so many machines, or not at all
     bridges_s: Callable[[int, int], float] | None = None
@@ -97,6 +101,7 @@ class _Follower:
     ready: dict[str, Place] = field(default_factory=dict)
     leaving: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)  # by the pace that trains or last trained
+    one_copy: float = 1.0  # machines that hold one copy of the state between them
     pace: Pace | None = None  # None: training stands still
     until: float | None = None  # when the present pause is over
     cause: str = "capacity"
@@ -250,6 +255,8 @@ class _Follower:
             self._drop_step()
             if rules.keeps is Keeps.checkpoint:
                 self._go_back()
+            elif len(self.used) < self.one_copy:
+                self.account.undo(self.account.kept_steps % rules.last_resort_every)
         self._stand_still(self.detect_s + rules.loss_s(len(self.ready), 1), "transition_node_lost")
 
     def _write(self, done_at: float) -> None:
@@ -270,6 +277,8 @@ class _Follower:
         self.in_cycle, self.writing = 0, [(self.at, saved)]
 
     def _stand_still(self, seconds: float, cause: str) -> None:
+        if self.pace is None and self.until is None:
+            self.account.book(self.at, self.cause)  # the wait for machines is over
         if self.pace is not None or self.until is None:
             self.began_pause = self.at
         self.pace, self.until, self.cause = None, self.at + seconds, cause
@@ -294,6 +303,8 @@ class _Follower:
             self.cause = "capacity"
             return
         self.pace = pace
+        copies = sum(role.number * size(role.content) for role in pace.roles)
+        self.one_copy = pace.num_nodes / max(1.0, copies)
         free = Counter({role.place: 0 for role in pace.roles})
         for role in pace.roles:
             free[role.place] += role.number
