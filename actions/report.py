@@ -1,4 +1,4 @@
-"""action=report: draw summary.json and report.html of a run again, from its log alone.
+"""action=report: draw summary.json, report.html and trackers of a run again, from its log alone.
 
 Works while the run goes on, after it was killed, and with a later version of the report.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from actions.console import Console
 from actions.run_folder import run_name
 from actions.status import no_such_run
+from actions.trackers import again
 from sailor.config import Config
 from sailor.observe.events import read_events
 from sailor.observe.report import write_report
@@ -23,8 +24,11 @@ def run(config: Config, console: Console) -> int:
     path = root / run_name(config)
     if not (path / "events.jsonl").exists():
         raise no_such_run(path, root=root)
-    summary = summarise(read_events(path / "events.jsonl"))
+    events = read_events(path / "events.jsonl")
+    summary = summarise(events)
     write_summary(path / "summary.json", summary)
     console.print(f"report   {write_report(path)}", soft_wrap=True)
+    if names := again(config, path, command=str(summary["command"] or ""), events=events):
+        console.print(f"trackers {', '.join(names)}")
     console.document(summary)
     return 0

@@ -26,8 +26,8 @@ from sailor.errors import ConfigError
 # Keys that may differ when a run is resumed: they change what is shown, spent, waited for or kept,
 # never what is computed. A key or the start of one.
 FREE_KEYS = (
-    "action", "output", "runs_dir", "run", "ui", "budget", "runtime", "simulate", "data.cache",
-    "planner.patience", "checkpoint.keep", "checkpoint.compare_every", "cloud.live",
+    "action", "output", "runs_dir", "run", "ui", "tracker", "budget", "runtime", "simulate",
+    "data.cache", "planner.patience", "checkpoint.keep", "checkpoint.compare_every", "cloud.live",
     "cloud.replace", "cloud.trace", "cloud.cluster", "cloud.shared_files", "cloud.python",
     "cloud.nodes_per_cluster", "cloud.launches", "cloud.join", "cloud.idle",
     "checkpoint.path", "export", "eval",

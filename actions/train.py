@@ -21,6 +21,7 @@ from actions.machines import Machinery, first_requests, machinery, offers_by_pla
 from actions.planning import Question, question
 from actions.run_folder import config_digest
 from actions.signals import signals_restored, stop_signals
+from actions.trackers import follow, names_of
 from actions.worth import Worth
 from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
@@ -47,6 +48,7 @@ EXIT_CODES = {End.done: 0, End.failed: 1, End.diverged: 6, End.limit: 7, End.int
 
 def run(config: Config, console: Console) -> int:
     """Train. Returns the exit code of docs/architecture.md; raises SailorError before it starts."""
+    names_of(config)  # what is not installed is said before anything starts
     with signals_restored(), begin(config, console) as beginning:
         if beginning is None:
             return 0
@@ -82,6 +84,9 @@ class _Training:
             view = open_view(
                 self._view(), console=self.console, events=events, past=past, folder=folder.path
             )
+            trackers = follow(
+                self.config, folder.path, command=self.console.command, events=events, past=past
+            )
             try:
                 refuse_when_spent(self.config.budget, past=past, now=events.t)
                 self._announce(events, asked, chosen)
@@ -93,6 +98,8 @@ class _Training:
                 write_summary(folder.summary, summary)
                 write_report(folder.path)
             finally:
+                if trackers is not None:
+                    trackers.close()
                 view.close()
         self.console.document(summary)
         if ending.refusal is not None:

@@ -452,6 +452,30 @@ class SimulateConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class TrackerConfig:
+    """Where else the run's series are shown; tracker=[csv,mlflow] sets several."""
+
+    auto: bool = False
+    """TensorBoard files where its writer is installed."""
+    tensorboard: bool = False
+    """Event files in the run folder's trackers/tensorboard."""
+    csv: bool = False
+    """metrics.csv in the run folder."""
+    mlflow: bool = False
+    """An MLflow run, the same one over resumes."""
+    mlflow_uri: str | None = None
+    """MLflow's tracking URI; null is the SQLite file mlflow.db in runs_dir."""
+    wandb: bool = False
+    """An offline Weights & Biases run in the run folder's trackers/wandb."""
+    wandb_project: str = "sailor"
+    """Project that wandb sync uploads to."""
+    prometheus: bool = False
+    """A text endpoint on loopback; address and token are in the run folder's trackers/."""
+    prometheus_port: int = 0
+    """Port of the endpoint; 0 takes a free one."""
+
+
+@dataclass(kw_only=True, slots=True)
 class UiConfig:
     """How a run shows itself while it goes on."""
 
@@ -498,6 +522,7 @@ class Config:
     export: ExportConfig = field(default_factory=ExportConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
     ui: UiConfig = field(default_factory=UiConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
