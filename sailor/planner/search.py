@@ -219,20 +219,24 @@ class _Question:
         return None if found is None else self._candidate(*found, rentals)
 
     def _choose(self, rentals: tuple[Rental, ...]) -> tuple[Plan, Estimate] | None:
-        plans: list[Plan] = []
-        num_gpus = sum(rental.num_gpus for rental in rentals)
-        if len(rentals) == 1:
-            plans += self._uniform(rentals[0])
-        # Equal replicas that use every GPU are as good as it gets, but for tiny pools.
-        idle = not plans or plans[0].num_gpus < num_gpus
-        if len(rentals) > 1 or num_gpus <= SMALL_POOL or (idle and num_gpus <= PACK_GPUS):
-            plans += self._packed(rentals)
         best: tuple[Plan, Estimate] | None = None
-        for plan in plans:
+        idle = True
+        for plan in self._uniform(rentals[0]) if len(rentals) == 1 else ():
             value = self.evaluate(plan, rentals)
-            if value.fits and (
-                best is None or value.step_seconds < best[1].step_seconds * (1 - 1e-9)
-            ):
+            idle = plan.num_gpus < rentals[0].num_gpus
+            if value.fits:
+                best = (plan, value)
+        # Equal replicas that use every GPU are as good as it gets, but for tiny pools.
+        num_gpus = sum(rental.num_gpus for rental in rentals)
+        if len(rentals) == 1 and num_gpus > (PACK_GPUS if idle else SMALL_POOL):
+            return best
+        for size in self._sizes_for(rentals):
+            bar = inf if best is None else best[1].step_seconds * (1 - 1e-9)
+            plan = self._packed(rentals, size=size, bar=bar)
+            if plan is None:
+                continue
+            value = self.evaluate(plan, rentals)
+            if value.fits and value.step_seconds < bar:
                 best = (plan, value)
         return best
 
@@ -281,34 +285,44 @@ class _Question:
         shares = [samples // count + (r < samples % count) for r in range(count)]
         return [self._plan([(rental.offer, fitted)] * count, shares=shares)]
 
-    def _packed(self, rentals: tuple[Rental, ...]) -> list[Plan]:
-        """Replicas that differ, one microbatch size at a time."""
-        plans = []
-        for size in self._sizes_for(rentals):
-            groups, fitted = [], []
-            for rental in rentals:
-                shapes = self._shapes_of(rental.offer)
-                options = self._options(shapes, size=size, num_gpus=rental.num_gpus)
-                fitted.append(options)
-                groups.append(
-                    Group(
-                        num_gpus=rental.num_gpus,
-                        options=tuple(
-                            Option(num_gpus=f.shape.num_gpus, pipeline=f.pipeline) for f in options
-                        ),
-                    )
-                )
-            seated = pack(groups, num_microbatches=self.job.global_batch_size // size)
-            wanted = self.space.num_replicas
-            if not seated or (wanted is not None and len(seated) != wanted):
-                continue
-            plans.append(
-                self._plan(
-                    [(rentals[s.group].offer, fitted[s.group][s.option]) for s in seated],
-                    shares=[s.num_microbatches for s in seated],
-                )
+    def _packed(self, rentals: tuple[Rental, ...], *, size: int, bar: float) -> Plan | None:
+        """Replicas that differ, of one microbatch size; None when none of it takes less than
+        ``bar`` seconds a step."""
+        samples = self.job.global_batch_size // size
+        kinds = [self._shapes_of(rental.offer) for rental in rentals]
+        room = bar - min(shapes.host for shapes in kinds)  # for the pipelines
+        most = sum(
+            shapes.most_microbatches(room, size=size, num_gpus=rental.num_gpus)
+            for shapes, rental in zip(kinds, rentals, strict=True)
+        )
+        if most < samples:
+            return None
+        fitted = [
+            self._options(shapes, size=size, num_gpus=rental.num_gpus)
+            for shapes, rental in zip(kinds, rentals, strict=True)
+        ]
+        groups = [
+            Group(
+                num_gpus=rental.num_gpus,
+                options=tuple(
+                    Option(num_gpus=f.shape.num_gpus, pipeline=f.pipeline) for f in options
+                ),
             )
-        return plans
+            for rental, options in zip(rentals, fitted, strict=True)
+        ]
+        seated = pack(groups, num_microbatches=samples)
+        wanted = self.space.num_replicas
+        if not seated or (wanted is not None and len(seated) != wanted):
+            return None
+        slowest = max(
+            fitted[s.group][s.option].pipeline.seconds(s.num_microbatches) for s in set(seated)
+        )
+        if slowest >= room:
+            return None
+        return self._plan(
+            [(rentals[s.group].offer, fitted[s.group][s.option]) for s in seated],
+            shares=[s.num_microbatches for s in seated],
+        )
 
     def _sizes_for(self, rentals: Sequence[Rental]) -> tuple[int, ...]:
         """Microbatch sizes around those that are best where replicas are equal."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, inf
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from sailor.planner.memory import (
     Cut,
     MemoryCoefficients,
     memory_coefficients,
-    stage_bytes,
+    most_blocks,
 )
 from sailor.planner.partition import best_cut
 from sailor.planner.question import Job, Space
@@ -90,6 +90,7 @@ class Shapes:
         self.all = tuple(_shapes(machine_type, spec=spec, job=job, space=space))
         self._ways: dict[tuple[int, int, bool], _Way] = {}
         self._links: dict[tuple[int, int], tuple[Link, ...]] = {}
+        self._rooms: dict[tuple[object, ...], int] = {}
         self._fitted: dict[tuple[int, bool, int, int], Fitted | None] = {}
         self._bound_all()
 
@@ -134,12 +135,15 @@ class Shapes:
     def _sending(self) -> tuple[FloatArray, FloatArray]:
         """All boundaries of a pipeline together: seconds that do not depend on bytes, and per byte
         (each boundary is crossed forward and backward)."""
-        latency, inverse = [], []
+        known: dict[tuple[int, int], tuple[float, float]] = {}
         for shape in self.all:
-            links = self._links_of(shape)
-            latency.append(2 * sum(link.seconds_per_message for link in links))
-            inverse.append(2 * sum(1 / link.bytes_per_second for link in links))
-        return _column(latency), _column(inverse)
+            key = (shape.tensor_parallel, shape.num_stages)
+            if key not in known:
+                links = self._links_of(shape)
+                latency = 2 * sum(link.seconds_per_message for link in links)
+                known[key] = (latency, 2 * sum(1 / link.bytes_per_second for link in links))
+        both = [known[shape.tensor_parallel, shape.num_stages] for shape in self.all]
+        return _column(l for l, _ in both), _column(i for _, i in both)
 
     @property
     def num_rejected(self) -> int:
@@ -166,6 +170,19 @@ class Shapes:
         rings = self._ring_bound(replicas)
         sharding = replicas if True in self.space.optimizer_sharding else 1
         return np.where(usable, pipeline + rings + self.update / sharding + self.host, inf)
+
+    def most_microbatches(self, seconds: float, *, size: int, num_gpus: int) -> float:
+        """No pipelines of one microbatch size finish more on so many GPUs in the given time."""
+        if seconds == inf:
+            return inf
+        usable = self.fits & (self.microbatch_size == size) & (self.num_gpus <= num_gpus)
+        usable &= self.fill <= seconds
+        if not usable.any():
+            return 0.0
+        pace, fill = self.pace[usable], self.fill[usable]
+        # As PipelineSeconds.microbatches_within, at bounds on its fill and pace.
+        done = 1 + np.floor((seconds - fill) / pace * (1 + 1e-12) + 1e-9)
+        return float(num_gpus * (done / self.num_gpus[usable]).max())
 
     def _ring_bound(self, replicas: IntArray) -> FloatArray:
         """The gradient reduction of an average stage: the fullest one takes no less."""
@@ -230,10 +247,13 @@ class Shapes:
     def _fit(
         self, shape: Shape, sharding: bool, num_replicas: int, num_microbatches: int
     ) -> Fitted | None:
-        most = [
-            self._most_blocks(shape, s, num_microbatches, num_replicas, sharding)
-            for s in range(shape.num_stages)
-        ]
+        depth = shape.num_stages
+        most = []
+        for stage in range(depth):
+            alive = in_flight(stage=stage, num_stages=depth, num_microbatches=num_microbatches)
+            most.append(self._room(shape, stage, alive, num_replicas, sharding))
+            if not most[-1]:
+                return None
         way = self._way(shape)
         sends = send_seconds(self._links_of(shape), boundary_bytes=way.coefficients.boundary)
         last = shape.num_stages - 1
@@ -254,39 +274,21 @@ class Shapes:
             optimizer_sharding=sharding,
         )
 
-    def _most_blocks(
-        self, shape: Shape, stage: int, num_microbatches: int, num_replicas: int, sharding: bool
-    ) -> int:
-        """Most blocks a stage can hold. Its peak grows by the same for each block (but for the
-        reduce buffer, which saturates), so a straight line finds it and one or two looks settle it.
-        """
-        coefficients = self.coefficients(shape)
-        capacity = self.machine_type.gpu.memory_bytes
-        alive = in_flight(
-            stage=stage, num_stages=shape.num_stages, num_microbatches=num_microbatches
-        )
-
-        def peak(num_blocks: int) -> float:
-            return stage_bytes(
-                coefficients,
-                Cut(num_blocks=num_blocks, first=stage == 0, last=stage == shape.num_stages - 1),
-                num_in_flight=alive,
-                num_owners=num_replicas,
-                optimizer_sharding=sharding,
+    def _room(self, shape: Shape, stage: int, alive: int, num_owners: int, sharding: bool) -> int:
+        """Most blocks a stage can hold: it depends on the ends and on what is alive, not on which
+        stage of how many it is."""
+        first, last = stage == 0, stage == shape.num_stages - 1
+        key = (
+            shape.tensor_parallel, shape.microbatch_size, shape.recompute, first, last, alive,
+            num_owners, sharding,
+        )  # fmt: skip
+        if key not in self._rooms:
+            self._rooms[key] = most_blocks(
+                self.coefficients(shape), num_blocks=self.spec.num_layers, first=first, last=last,
+                num_in_flight=alive, num_owners=num_owners, optimizer_sharding=sharding,
                 gpu=self.machine_type.gpu,
-            )
-
-        most = self.spec.num_layers
-        whole = peak(most)
-        if whole <= capacity:
-            return most
-        each = whole - peak(most - 1)
-        guess = max(0, min(most - 1, most - ceil((whole - capacity) / each)))
-        while guess < most - 1 and peak(guess + 1) <= capacity:
-            guess += 1
-        while guess > 0 and peak(guess) > capacity:
-            guess -= 1
-        return guess
+            )  # fmt: skip
+        return self._rooms[key]
 
     def _way(self, shape: Shape) -> _Way:
         key = (shape.tensor_parallel, shape.microbatch_size, shape.recompute)
