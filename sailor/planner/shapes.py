@@ -7,6 +7,7 @@ search gets to it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -101,49 +102,72 @@ class Shapes:
             np.int64
         )
         stages = _column(s.num_stages for s in self.all)
-        ways = [self._way(shape) for shape in self.all]
-        each = [way.coefficients for way in ways]
+        made = [self._way(shape) for shape in self.all]
+        ways = list({id(way): way for way in made}.values())
+        place = {id(way): index for index, way in enumerate(ways)}
+        way_of = np.fromiter((place[id(way)] for way in made), dtype=np.int64)
+
+        def column(value: Callable[[_Way], float]) -> FloatArray:
+            """One number of each way, spread to its shapes."""
+            spread: FloatArray = _column(value(way) for way in ways)[way_of]
+            return spread
+
         layers = self.spec.num_layers
-        block = _column(way.block for way in ways)
-        first, last = _column(w.first for w in ways), _column(w.last for w in ways)
-        boundary = _column(c.boundary for c in each)
+        block = column(lambda way: way.block)
+        first, last = column(lambda way: way.first), column(lambda way: way.last)
         latency, inverse = self._sending()
-        sends = latency + inverse * boundary
-        self.fill: FloatArray = layers * block + first + last + sends
-        # The slowest stage has at least its share of everything, and one block with each end;
-        # some stage has its share of blocks rounded up.
-        self.pace: FloatArray = np.maximum.reduce(
-            [self.fill / stages, block + first, block + last, block * np.ceil(layers / stages)]
-        )
+        sends = latency + inverse * column(lambda way: way.coefficients.boundary)
+        self.fill: FloatArray = layers * block + first + last + sends[0]
+        self.pace: FloatArray = _least_pace(
+            layers, stages, block=block, first=first + sends[1], last=last + sends[2],
+            inner=sends[3], alone=self.fill,
+        )  # fmt: skip
         whole = Cut(num_blocks=layers, first=True, last=True)
-        parameters = _column(c.parameters(whole) for c in each)
+        parameters = column(lambda way: way.coefficients.parameters(whole))
         # An average stage; the fullest one needs no less. Stage i of P keeps the activations of
         # P - i microbatches, and of one at least.
-        fixed = _column(c.fixed_bytes_per_parameter for c in each)
+        fixed = column(lambda way: way.coefficients.fixed_bytes_per_parameter)
         fixed += 0 if True in self.space.optimizer_sharding else OPTIMIZER_BYTES_PER_PARAMETER
-        kept = _column(c.activations(whole) for c in each)
-        peak = (fixed * parameters + kept) / stages + _column(c.working for c in each)
+        kept = column(lambda way: way.coefficients.activations(whole))
+        working = column(lambda way: way.coefficients.working)
+        peak = (fixed * parameters + kept) / stages + working
         self.fits: npt.NDArray[np.bool_] = peak <= self.machine_type.gpu.memory_bytes
-        self.gradient: FloatArray = parameters / stages * _column(gradient_bytes(c) for c in each)
-        per_parameter = self.profile.update_seconds(gpu=self.machine_type.gpu, num_parameters=1.0)
-        self.update: FloatArray = parameters / stages * per_parameter
-        self.sharing: FloatArray = _column(
-            sharing(gpus_per_machine=self.machine_type.num_gpus, gpus_per_replica=s.num_gpus)
-            for s in self.all
+        # Some stage has its share of the blocks rounded up, and each end has a block at least.
+        each = column(lambda way: way.coefficients.block_parameters)
+        fullest = np.maximum.reduce(
+            [
+                parameters / stages,
+                each * np.ceil(layers / stages),
+                each + column(lambda way: way.coefficients.first_parameters),
+                each + column(lambda way: way.coefficients.last_parameters),
+            ]
         )
+        self.gradient: FloatArray = fullest * column(lambda way: gradient_bytes(way.coefficients))
+        per_parameter = self.profile.update_seconds(gpu=self.machine_type.gpu, num_parameters=1.0)
+        self.update: FloatArray = fullest * per_parameter
+        sharings = {
+            gpus: sharing(gpus_per_machine=self.machine_type.num_gpus, gpus_per_replica=gpus)
+            for gpus in set(self.num_gpus.tolist())
+        }
+        self.sharing: FloatArray = _column(sharings[gpus] for gpus in self.num_gpus.tolist())
 
     def _sending(self) -> tuple[FloatArray, FloatArray]:
-        """All boundaries of a pipeline together: seconds that do not depend on bytes, and per byte
-        (each boundary is crossed forward and backward)."""
-        known: dict[tuple[int, int], tuple[float, float]] = {}
+        """What a microbatch spends on sending, seconds that do not depend on bytes and seconds per
+        byte (each boundary is crossed forward and backward). Rows: all stages together, the first,
+        the last, the least of those between."""
+        known: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         for shape in self.all:
             key = (shape.tensor_parallel, shape.num_stages)
             if key not in known:
                 links = self._links_of(shape)
-                latency = 2 * sum(link.seconds_per_message for link in links)
-                known[key] = (latency, 2 * sum(1 / link.bytes_per_second for link in links))
+                known[key] = (
+                    _sent([link.seconds_per_message for link in links]),
+                    _sent([1 / link.bytes_per_second for link in links]),
+                )
         both = [known[shape.tensor_parallel, shape.num_stages] for shape in self.all]
-        return _column(l for l, _ in both), _column(i for _, i in both)
+        if not both:
+            return np.zeros((4, 0)), np.zeros((4, 0))
+        return np.array([each for each, _ in both]).T, np.array([each for _, each in both]).T
 
     @property
     def num_rejected(self) -> int:
@@ -305,6 +329,46 @@ class Shapes:
             )  # fmt: skip
             self._links[key] = boundary_links([seat] * shape.num_stages, self.network)
         return self._links[key]
+
+
+def _sent(links: Sequence[float]) -> FloatArray:
+    """Of all stages, the first, the last, the least between, when each link costs so much."""
+    if not links:
+        return np.zeros(4)
+    inner = [a + b for a, b in zip(links, links[1:], strict=False)]
+    return np.array([2 * sum(links), links[0], links[-1], min(inner, default=0.0)])
+
+
+def _least_pace(
+    layers: int, stages: FloatArray, *, block: FloatArray, first: FloatArray, last: FloatArray,
+    inner: FloatArray, alone: FloatArray,
+) -> FloatArray:  # fmt: skip
+    """The slowest stage of the best cut into whole blocks, were memory no object.
+
+    ``first``, ``last`` and ``inner`` are what such a stage is busy with besides its blocks,
+    ``alone`` a single stage with everything. The answer is one of those plus a number of blocks,
+    and whether a pace is enough is monotone in it: three bisections, all shapes at once.
+    """
+
+    def enough(pace: FloatArray) -> npt.NDArray[np.bool_]:
+        ends = [np.floor((pace - extra) / block + 1e-9) for extra in (first, last)]
+        between = np.floor((pace - inner) / block + 1e-9)
+        middle = np.where(stages > 2, (stages - 2) * between, 0)
+        some = (ends[0] >= 1) & (ends[1] >= 1) & ((between >= 1) | (stages < 3))
+        held: npt.NDArray[np.bool_] = some & (ends[0] + ends[1] + middle >= layers)
+        return held
+
+    best = np.full(stages.shape, inf)
+    for extra in (first, last, inner):
+        low, high = np.zeros(stages.shape), np.full(stages.shape, float(layers))
+        for _ in range(layers.bit_length() + 1):
+            middle = np.floor((low + high) / 2)
+            held = enough(extra + middle * block)
+            low, high = np.where(held, low, middle), np.where(held, middle, high)
+        pace = extra + high * block
+        best = np.where(enough(pace), np.minimum(best, pace), best)
+    least: FloatArray = np.where(stages == 1, alone, best) * (1 - 1e-9)
+    return least
 
 
 def _column(values: object) -> FloatArray:
