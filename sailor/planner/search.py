@@ -290,13 +290,14 @@ class _Question:
         ``bar`` seconds a step."""
         samples = self.job.global_batch_size // size
         kinds = [self._shapes_of(rental.offer) for rental in rentals]
-        room = bar - min(shapes.host for shapes in kinds)  # for the pipelines
-        most = sum(
-            shapes.most_microbatches(room, size=size, num_gpus=rental.num_gpus)
-            for shapes, rental in zip(kinds, rentals, strict=True)
-        )
-        if most < samples:
-            return None
+        room = bar - min(shapes.host for shapes in kinds)
+        if room < inf:
+            most = [
+                shapes.most_microbatches(room, size=size, num_gpus=rental.num_gpus)
+                for shapes, rental in zip(kinds, rentals, strict=True)
+            ]
+            if max(max(alone for alone, _ in most), sum(both for _, both in most)) < samples:
+                return None
         fitted = [
             self._options(shapes, size=size, num_gpus=rental.num_gpus)
             for shapes, rental in zip(kinds, rentals, strict=True)
@@ -314,11 +315,19 @@ class _Question:
         wanted = self.space.num_replicas
         if not seated or (wanted is not None and len(seated) != wanted):
             return None
-        slowest = max(
-            fitted[s.group][s.option].pipeline.seconds(s.num_microbatches) for s in set(seated)
-        )
-        if slowest >= room:
-            return None
+        if len(rentals) == 1:
+            rows = [fitted[0][s.option] for s in seated]
+            ring, shapes = kinds[0].ring_of(rows), kinds[0]
+            pipelines = max(
+                row.pipeline.seconds(s.num_microbatches)
+                for row, s in zip(rows, seated, strict=True)
+            )
+            shared = max(
+                shapes.shared_bound(row, num_replicas=len(rows), ring=ring)
+                for row in {id(row): row for row in rows}.values()
+            )
+            if pipelines + shared >= room:
+                return None
         return self._plan(
             [(rentals[s.group].offer, fitted[s.group][s.option]) for s in seated],
             shares=[s.num_microbatches for s in seated],

@@ -31,7 +31,7 @@ from sailor.planner.partition import best_cut
 from sailor.planner.question import Job, Space
 from sailor.planner.reduction import gradient_bytes, uniform_ring, uniform_ring_seconds
 from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_seconds
-from sailor.planner.timing import PipelineSeconds, sharing
+from sailor.planner.timing import PipelineSeconds, Ring, ring_seconds, sharing
 from sailor.profile.profile import Profile
 
 FloatArray = npt.NDArray[np.float64]
@@ -195,24 +195,65 @@ class Shapes:
         sharding = replicas if True in self.space.optimizer_sharding else 1
         return np.where(usable, pipeline + rings + self.update / sharding + self.host, inf)
 
-    def most_microbatches(self, seconds: float, *, size: int, num_gpus: int) -> float:
-        """No pipelines of one microbatch size finish more on so many GPUs in the given time."""
-        if seconds == inf:
-            return inf
+    def most_microbatches(self, seconds: float, *, size: int, num_gpus: int) -> tuple[float, float]:
+        """What no unsharded pipelines of one microbatch size on so many GPUs finish in a step of
+        the given time, host aside: one that stands alone, and several with gradients to reduce."""
         usable = self.fits & (self.microbatch_size == size) & (self.num_gpus <= num_gpus)
-        usable &= self.fill <= seconds
-        if not usable.any():
-            return 0.0
-        pace, fill = self.pace[usable], self.fill[usable]
-        # As PipelineSeconds.microbatches_within, at bounds on its fill and pace.
-        done = 1 + np.floor((seconds - fill) / pace * (1 + 1e-12) + 1e-9)
-        return float(num_gpus * (done / self.num_gpus[usable]).max())
+        alone = self._within(seconds - self.update, usable)
+        # Two owners or more pass their whole gradient over a link at least once: over one that
+        # leaves the machine, when one replica and a GPU of another are too many for it.
+        outside = self._outside.bytes_per_second / self.sharing
+        either = np.maximum(self._inside.bytes_per_second, outside)
+        leave = self.num_gpus >= self.machine_type.num_gpus
+        reduce = self.gradient / np.where(leave, outside, either)
+        several = self._within(seconds - self.update - reduce, usable)
+        return (
+            float(alone.max(initial=0.0)),
+            float(num_gpus * (several / self.num_gpus).max(initial=0.0)),
+        )
+
+    def _within(self, seconds: FloatArray, usable: npt.NDArray[np.bool_]) -> FloatArray:
+        """PipelineSeconds.microbatches_within for every shape, at bounds on its fill and pace."""
+        done = 1 + np.floor((seconds - self.fill) / self.pace * (1 + 1e-12) + 1e-9)
+        within: FloatArray = np.where(usable & (self.fill <= seconds), done, 0.0)
+        return within
+
+    @property
+    def _inside(self) -> Link:
+        return self.network.inside(self.machine_type.name)
+
+    @property
+    def _outside(self) -> Link:
+        name = self.machine_type.name
+        return self.network.between(self.zone, name, self.zone, name)
+
+    def ring_of(self, seated: Sequence[Fitted]) -> Ring:
+        """The ring over replicas on machines of this type in one zone."""
+        if sum(fitted.shape.num_gpus for fitted in seated) <= self.machine_type.num_gpus:
+            return Ring(link=self._inside)
+        widths = {fitted.shape.num_gpus for fitted in seated}
+        shared = max(
+            sharing(gpus_per_machine=self.machine_type.num_gpus, gpus_per_replica=width)
+            for width in widths
+        )
+        return Ring(link=self._outside, num_sharing=shared)
+
+    def shared_bound(self, fitted: Fitted, *, num_replicas: int, ring: Ring) -> float:
+        """The optimizer and the gradient reduction of a replica's fullest stage, unsharded: no less
+        than this among ``num_replicas`` over such a ring."""
+        coefficients, last = self.coefficients(fitted.shape), len(fitted.counts) - 1
+        most = max(
+            coefficients.parameters(Cut(num_blocks=n, first=s == 0, last=s == last))
+            for s, n in enumerate(fitted.counts)
+        )
+        num_bytes = most * gradient_bytes(coefficients)
+        return self.profile.update_seconds(
+            gpu=self.machine_type.gpu, num_parameters=most
+        ) + ring_seconds(num_bytes, num_owners=num_replicas, ring=ring)
 
     def _ring_bound(self, replicas: IntArray) -> FloatArray:
         """The gradient reduction of an average stage: the fullest one takes no less."""
-        name = self.machine_type.name
-        inside = self.network.inside(name)
-        outside = self.network.between(self.zone, name, self.zone, name)
+        inside, outside = self._inside, self._outside
         one_machine = replicas * self.num_gpus <= self.machine_type.num_gpus
         steps = 2.0 * (replicas - 1)
         messages = np.minimum(steps, 4 * np.ceil(np.log2(np.maximum(replicas, 1))))
