@@ -311,7 +311,7 @@ class _Question:
             )
             for rental, options in zip(rentals, fitted, strict=True)
         ]
-        seated = pack(groups, num_microbatches=samples)
+        seated = pack(groups, num_microbatches=samples, bar=room)
         wanted = self.space.num_replicas
         if not seated or (wanted is not None and len(seated) != wanted):
             return None
@@ -389,26 +389,26 @@ class _WorthSeating:
         self._shapes = shapes
         self._samples = shapes.job.global_batch_size // size
         usable = np.flatnonzero(shapes.fits & (shapes.microbatch_size == size))
-        gpus, pace, fill = shapes.num_gpus, shapes.pace, shapes.fill
-        self._left = sorted(
-            usable.tolist(), key=lambda i: (gpus[i], pace[i], fill[i], i), reverse=True
+        gpus, pace, fill = (each[usable] for each in (shapes.num_gpus, shapes.pace, shapes.fill))
+        order = np.lexsort((usable, fill, pace, gpus))[::-1]
+        # The next one last: index, GPUs, pace, fill.
+        self._left = list(
+            zip(*(each[order].tolist() for each in (usable, gpus, pace, fill)), strict=True)
         )
         self._found: list[Fitted] = []
 
     def up_to(self, num_gpus: int) -> list[Fitted]:
         """Those that take at most ``num_gpus``."""
-        while self._left and self._shapes.num_gpus[self._left[-1]] <= num_gpus:
-            index = self._left.pop()
-            if self._stood_in_for(index):
+        while self._left and self._left[-1][1] <= num_gpus:
+            index, gpus, pace, fill = self._left.pop()
+            if self._stood_in_for(gpus, pace, fill):
                 continue
-            fitted = self._shapes.fit(index, num_replicas=2, num_microbatches=self._samples)
-            if fitted is not None and not fitted.optimizer_sharding:
+            fitted = self._shapes.fit_unsharded(index, num_microbatches=self._samples)
+            if fitted is not None:
                 self._found.append(fitted)
         return [fitted for fitted in self._found if fitted.shape.num_gpus <= num_gpus]
 
-    def _stood_in_for(self, index: int) -> bool:
-        gpus = int(self._shapes.num_gpus[index])
-        pace, fill = self._shapes.pace[index], self._shapes.fill[index]
+    def _stood_in_for(self, gpus: int, pace: float, fill: float) -> bool:
         return any(
             gpus % other.shape.num_gpus == 0
             and other.pipeline.fill <= fill

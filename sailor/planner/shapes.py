@@ -27,6 +27,7 @@ from sailor.planner.memory import (
     memory_coefficients,
     most_blocks,
 )
+from sailor.planner.pack import most_worth
 from sailor.planner.partition import best_cut
 from sailor.planner.question import Job, Space
 from sailor.planner.reduction import gradient_bytes, uniform_ring, uniform_ring_seconds
@@ -207,10 +208,9 @@ class Shapes:
         leave = self.num_gpus >= self.machine_type.num_gpus
         reduce = self.gradient / np.where(leave, outside, either)
         several = self._within(seconds - self.update - reduce, usable)
-        return (
-            float(alone.max(initial=0.0)),
-            float(num_gpus * (several / self.num_gpus).max(initial=0.0)),
-        )
+        best = np.zeros(num_gpus + 1)  # of a pipeline on so many GPUs
+        np.maximum.at(best, self.num_gpus[usable], several[usable])
+        return float(alone.max(initial=0.0)), most_worth(best.tolist())
 
     def _within(self, seconds: FloatArray, usable: npt.NDArray[np.bool_]) -> FloatArray:
         """PipelineSeconds.microbatches_within for every shape, at bounds on its fill and pace."""
@@ -269,20 +269,32 @@ class Shapes:
 
         ``num_microbatches`` is the most one replica takes. Sharding is tried last.
         """
-        shape = self.all[index]
-        # Beyond the depth of the pipeline more microbatches keep no more activations alive, and
-        # equal stages have the same best cut for any number of them.
-        in_pipeline = min(num_microbatches, shape.num_stages)
         for sharding in self.space.optimizer_sharding:
             if sharding and num_replicas == 1:
                 continue
             owners = num_replicas if sharding else min(num_replicas, 2)
-            key = (index, sharding, owners, in_pipeline)
-            if key not in self._fitted:
-                self._fitted[key] = self._fit(shape, sharding, owners, in_pipeline)
-            if (fitted := self._fitted[key]) is not None:
+            fitted = self._fitted_once(index, sharding, owners, num_microbatches)
+            if fitted is not None:
                 return fitted
         return None
+
+    def fit_unsharded(self, index: int, *, num_microbatches: int) -> Fitted | None:
+        """The best cut of a shape that is to stand beside others, each with all its state."""
+        if False not in self.space.optimizer_sharding:
+            return None
+        return self._fitted_once(index, False, 2, num_microbatches)
+
+    def _fitted_once(
+        self, index: int, sharding: bool, num_owners: int, num_microbatches: int
+    ) -> Fitted | None:
+        shape = self.all[index]
+        # Beyond the depth of the pipeline more microbatches keep no more activations alive, and
+        # equal stages have the same best cut for any number of them.
+        in_pipeline = min(num_microbatches, shape.num_stages)
+        key = (index, sharding, num_owners, in_pipeline)
+        if key not in self._fitted:
+            self._fitted[key] = self._fit(shape, sharding, num_owners, in_pipeline)
+        return self._fitted[key]
 
     def step_seconds(self, fitted: Fitted, *, num_replicas: int, num_microbatches: int) -> float:
         """The step of equal replicas: what ``estimate`` says of their plan, without building it."""
@@ -312,14 +324,17 @@ class Shapes:
     def _fit(
         self, shape: Shape, sharding: bool, num_replicas: int, num_microbatches: int
     ) -> Fitted | None:
+        way = self._way(shape)
         depth = shape.num_stages
         most = []
         for stage in range(depth):
             alive = in_flight(stage=stage, num_stages=depth, num_microbatches=num_microbatches)
-            most.append(self._room(shape, stage, alive, num_replicas, sharding))
+            ends = (stage == 0, stage == depth - 1)
+            most.append(self._room(way, *ends, alive, num_replicas, sharding))
             if not most[-1]:
                 return None
-        way = self._way(shape)
+        if sum(most) < self.spec.num_layers:
+            return None
         sends = send_seconds(self._links_of(shape), boundary_bytes=way.coefficients.boundary)
         last = shape.num_stages - 1
         extra = [
@@ -339,21 +354,20 @@ class Shapes:
             optimizer_sharding=sharding,
         )
 
-    def _room(self, shape: Shape, stage: int, alive: int, num_owners: int, sharding: bool) -> int:
+    def _room(
+        self, way: _Way, first: bool, last: bool, alive: int, num_owners: int, sharding: bool
+    ) -> int:
         """Most blocks a stage can hold: it depends on the ends and on what is alive, not on which
         stage of how many it is."""
-        first, last = stage == 0, stage == shape.num_stages - 1
-        key = (
-            shape.tensor_parallel, shape.microbatch_size, shape.recompute, first, last, alive,
-            num_owners, sharding,
-        )  # fmt: skip
-        if key not in self._rooms:
-            self._rooms[key] = most_blocks(
-                self.coefficients(shape), num_blocks=self.spec.num_layers, first=first, last=last,
+        key = (id(way), first, last, alive, num_owners, sharding)
+        room = self._rooms.get(key)
+        if room is None:
+            room = self._rooms[key] = most_blocks(
+                way.coefficients, num_blocks=self.spec.num_layers, first=first, last=last,
                 num_in_flight=alive, num_owners=num_owners, optimizer_sharding=sharding,
                 gpu=self.machine_type.gpu,
             )  # fmt: skip
-        return self._rooms[key]
+        return room
 
     def _way(self, shape: Shape) -> _Way:
         key = (shape.tensor_parallel, shape.microbatch_size, shape.recompute)
