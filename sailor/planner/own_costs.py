@@ -19,7 +19,13 @@ from sailor.cluster.pool import MachineType
 from sailor.models.spec import ModelSpec
 from sailor.plan import Plan, Replica, Stage, tensor_parallel_problems
 from sailor.planner.costs import Fleet, FloatArray, IntArray, Row, Site, Template, Way
-from sailor.planner.memory import Cut, MemoryCoefficients, memory_coefficients, most_blocks, stage_bytes
+from sailor.planner.memory import (
+    Cut,
+    MemoryCoefficients,
+    memory_coefficients,
+    most_blocks,
+    stage_bytes,
+)
 from sailor.planner.question import Job, Space
 from sailor.planner.reduction import (
     ReducingReplica,

@@ -41,9 +41,7 @@ class Seated:
     num_microbatches: int
 
 
-def pack(
-    groups: Sequence[Group], *, num_microbatches: int, bar: float = inf
-) -> tuple[Seated, ...]:
+def pack(groups: Sequence[Group], *, num_microbatches: int, bar: float = inf) -> tuple[Seated, ...]:
     """The replicas of least step time; empty when none can be seated, or none in less than ``bar``.
 
     Exact for pipelines alone. Gradient reduction is not weighed here: it changes little with the
@@ -52,7 +50,11 @@ def pack(
     high = _enough(groups, num_microbatches)
     if high == inf:
         return ()
-    low = _least(groups, num_microbatches)
+    if bar < high:
+        if sum(_worth(group, bar)[-1] for group in groups) < num_microbatches:
+            return ()
+        high = bar
+    low = min(high, _least(groups, num_microbatches))
     # The seating is a set of whole replicas: it settles long before the time does.
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
@@ -60,8 +62,6 @@ def pack(
             high = middle
         else:
             low = middle
-    if low >= bar:
-        return ()
     chosen = [(g, option) for g, group in enumerate(groups) for option in _chosen(group, high)]
     pipelines = [groups[g].options[option].pipeline for g, option in chosen]
     shares = share_out(pipelines, num_microbatches=num_microbatches)

@@ -221,11 +221,11 @@ class _Question:
     def _choose(self, rentals: tuple[Rental, ...]) -> tuple[Plan, Estimate] | None:
         best: tuple[Plan, Estimate] | None = None
         idle = True
-        for plan in self._uniform(rentals[0]) if len(rentals) == 1 else ():
-            value = self.evaluate(plan, rentals)
-            idle = plan.num_gpus < rentals[0].num_gpus
+        for equal in self._uniform(rentals[0]) if len(rentals) == 1 else ():
+            value = self.evaluate(equal, rentals)
+            idle = equal.num_gpus < rentals[0].num_gpus
             if value.fits:
-                best = (plan, value)
+                best = (equal, value)
         # Equal replicas that use every GPU are as good as it gets, but for tiny pools.
         num_gpus = sum(rental.num_gpus for rental in rentals)
         if len(rentals) == 1 and num_gpus > (PACK_GPUS if idle else SMALL_POOL):

@@ -15,6 +15,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
+from sailor.cluster.gpu import GpuType
 from sailor.cluster.network import Link, Network
 from sailor.cluster.pool import MachineType
 from sailor.models.spec import ModelSpec
@@ -30,7 +31,12 @@ from sailor.planner.memory import (
 from sailor.planner.pack import most_worth
 from sailor.planner.partition import best_cut
 from sailor.planner.question import Job, Space
-from sailor.planner.reduction import gradient_bytes, uniform_ring, uniform_ring_seconds
+from sailor.planner.reduction import (
+    gradient_bytes,
+    most_parameters,
+    uniform_ring,
+    uniform_ring_seconds,
+)
 from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_seconds
 from sailor.planner.timing import PipelineSeconds, Ring, ring_seconds, sharing
 from sailor.profile.profile import Profile
@@ -241,11 +247,8 @@ class Shapes:
     def shared_bound(self, fitted: Fitted, *, num_replicas: int, ring: Ring) -> float:
         """The optimizer and the gradient reduction of a replica's fullest stage, unsharded: no less
         than this among ``num_replicas`` over such a ring."""
-        coefficients, last = self.coefficients(fitted.shape), len(fitted.counts) - 1
-        most = max(
-            coefficients.parameters(Cut(num_blocks=n, first=s == 0, last=s == last))
-            for s, n in enumerate(fitted.counts)
-        )
+        coefficients = self.coefficients(fitted.shape)
+        most = most_parameters(coefficients, fitted.counts)
         num_bytes = most * gradient_bytes(coefficients)
         return self.profile.update_seconds(
             gpu=self.machine_type.gpu, num_parameters=most
@@ -308,11 +311,7 @@ class Shapes:
         rings = uniform_ring_seconds(
             coefficients, fitted.counts, num_replicas=num_replicas, ring=ring
         )
-        last = shape.num_stages - 1
-        most = max(
-            coefficients.parameters(Cut(num_blocks=n, first=s == 0, last=s == last))
-            for s, n in enumerate(fitted.counts)
-        )
+        most = most_parameters(coefficients, fitted.counts)
         share = num_replicas if fitted.optimizer_sharding else 1
         update = self.profile.update_seconds(gpu=self.machine_type.gpu, num_parameters=most / share)
         return fitted.pipeline.seconds(num_microbatches) + rings + update + self.host
@@ -372,7 +371,7 @@ class Shapes:
     def _way(self, shape: Shape) -> _Way:
         key = (shape.tensor_parallel, shape.microbatch_size, shape.recompute)
         if key not in self._ways:
-            self._ways[key] = _way(self.profile, self.machine_type, self.spec, self.job, *key)
+            self._ways[key] = _way(self.profile, self.machine_type.gpu, self.spec, self.job, *key)
         return self._ways[key]
 
     def _links_of(self, shape: Shape) -> tuple[Link, ...]:
@@ -432,12 +431,12 @@ def _column(values: object) -> FloatArray:
 
 @lru_cache(maxsize=4096)
 def _way(
-    profile: Profile, machine_type: MachineType, spec: ModelSpec, job: Job, tensor_parallel: int,
+    profile: Profile, gpu: GpuType, spec: ModelSpec, job: Job, tensor_parallel: int,
     microbatch_size: int, recompute: bool,
 ) -> _Way:  # fmt: skip
     def seconds(num_blocks: int, *, first: bool = False, last: bool = False) -> float:
         return stage_seconds(
-            profile, Cut(num_blocks=num_blocks, first=first, last=last), gpu=machine_type.gpu,
+            profile, Cut(num_blocks=num_blocks, first=first, last=last), gpu=gpu,
             tensor_parallel=tensor_parallel, microbatch_size=microbatch_size, recompute=recompute,
         ).total  # fmt: skip
 
