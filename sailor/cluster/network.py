@@ -98,13 +98,16 @@ class Network:
 
     def inside(self, machine_type: str) -> Link:
         """Between two GPUs of one machine."""
-        gpu = self.machine_types[machine_type].gpu
-        return Link(
-            tier=Tier.machine,
-            seconds_per_message=LATENCY_SECONDS[Tier.machine],
-            bytes_per_second=gpu.link_bytes_per_second,
-            source=gpu.source,
-        )
+        key = ("", machine_type, "", machine_type)
+        if key not in self._links:
+            gpu = self.machine_types[machine_type].gpu
+            self._links[key] = Link(
+                tier=Tier.machine,
+                seconds_per_message=LATENCY_SECONDS[Tier.machine],
+                bytes_per_second=gpu.link_bytes_per_second,
+                source=gpu.source,
+            )
+        return self._links[key]
 
     def between(self, zone: str, machine_type: str, other_zone: str, other_type: str) -> Link:
         """Between two machines, whole card; the slower card decides."""

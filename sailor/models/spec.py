@@ -123,6 +123,14 @@ class ModelSpec:
         ):
             raise ValueError(f"{self.name}: rope_low_freq_factor must be below the high one")
 
+    def __hash__(self) -> int:
+        """Of the fields, worked out once: caches of the planner ask for it all the time."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field) for field in self.__dataclass_fields__))
+
     @property
     def num_tokens(self) -> int:
         """Different tokens: rows of the token matrix, the padding aside."""

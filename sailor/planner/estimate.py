@@ -15,7 +15,13 @@ from sailor.cluster.network import Network
 from sailor.models.spec import ModelSpec
 from sailor.parallel.schedule import in_flight
 from sailor.plan import Plan, Replica
-from sailor.planner.memory import Cut, memory_coefficients, peak_bytes, stage_memory
+from sailor.planner.memory import (
+    Cut,
+    MemoryCoefficients,
+    memory_coefficients,
+    peak_bytes,
+    stage_memory,
+)
 from sailor.planner.price import Rental, egress_dollars, rent_terms
 from sailor.planner.reduction import ReducingReplica, ReducingStage, reduction
 from sailor.planner.stage import Seat, StageSeconds, boundary_links, send_seconds, stage_seconds
@@ -118,22 +124,16 @@ def estimate(
         ReducingReplica(count=count, stages=_reducing(replica, plan, spec, numerics))
         for replica, _, count in groups
     ]
+    hosts: set[str] = set()
     sums = reduction(reducing, network=network)
     num_owners = len(plan.replicas)
     stages: list[StageEstimate] = []
     update = 0.0
-    for (replica, first, _), timed in zip(groups, seconds, strict=True):
+    for (replica, first, _), timed, owner in zip(groups, seconds, reducing, strict=True):
         for s, stage in enumerate(replica.stages):
+            hosts.add(stage.machine_type)
             gpu = _gpu(network, stage.machine_type)
-            coefficients = memory_coefficients(
-                spec,
-                tensor_parallel=stage.tensor_parallel,
-                microbatch_size=replica.microbatch_size,
-                sequence_length=plan.sequence_length,
-                recompute=stage.recompute,
-                numerics=numerics,
-            )
-            cut = _cut(replica, s)
+            coefficients, cut = owner.stages[s].coefficients, owner.stages[s].cut
             terms = stage_memory(
                 coefficients,
                 cut,
@@ -160,7 +160,7 @@ def estimate(
             share = num_owners if plan.optimizer_sharding else 1
             parameters = coefficients.parameters(cut) / share
             update = max(update, profile.update_seconds(gpu=gpu, num_parameters=parameters))
-    host = max(profile.host_seconds(gpu=_gpu(network, s.machine_type)) for _, _, s in plan.stages())
+    host = max(profile.host_seconds(gpu=_gpu(network, name)) for name in hosts)
     slowest = max(seconds, key=lambda timed: timed.seconds)
     crossing = sum(
         count * _crossing_dollars(replica, timed.boundary_bytes, network)
@@ -266,18 +266,20 @@ def _replica_seconds(
     tokens = replica.microbatch_size * plan.sequence_length
     boundary_bytes = float(tokens * spec.hidden_size * numerics.compute_bytes)
     links = boundary_links(_seats(replica), network)
-    return _ReplicaSeconds(
-        stages=tuple(
-            stage_seconds(
-                profile,
-                _cut(replica, s),
-                gpu=_gpu(network, stage.machine_type),
-                tensor_parallel=stage.tensor_parallel,
-                microbatch_size=replica.microbatch_size,
+    timed: dict[tuple[object, ...], StageSeconds] = {}  # most stages are like the one before
+    stages = []
+    for s, stage in enumerate(replica.stages):
+        cut = _cut(replica, s)
+        key = (stage.machine_type, stage.tensor_parallel, stage.recompute, cut)
+        if key not in timed:
+            timed[key] = stage_seconds(
+                profile, cut, gpu=_gpu(network, stage.machine_type),
+                tensor_parallel=stage.tensor_parallel, microbatch_size=replica.microbatch_size,
                 recompute=stage.recompute,
-            )
-            for s, stage in enumerate(replica.stages)
-        ),
+            )  # fmt: skip
+        stages.append(timed[key])
+    return _ReplicaSeconds(
+        stages=tuple(stages),
         sends=send_seconds(links, boundary_bytes=boundary_bytes),
         num_microbatches=replica.num_microbatches,
         boundary_bytes=boundary_bytes,
@@ -287,22 +289,22 @@ def _replica_seconds(
 def _reducing(
     replica: Replica, plan: Plan, spec: ModelSpec, numerics: Numerics
 ) -> tuple[ReducingStage, ...]:
-    return tuple(
-        ReducingStage(
-            start=stage.layers.start,
-            cut=_cut(replica, s),
-            seat=seat,
-            coefficients=memory_coefficients(
-                spec,
-                tensor_parallel=stage.tensor_parallel,
-                microbatch_size=replica.microbatch_size,
-                sequence_length=plan.sequence_length,
-                recompute=stage.recompute,
-                numerics=numerics,
-            ),
+    known: dict[tuple[int, bool], MemoryCoefficients] = {}
+    stages = []
+    for s, (stage, seat) in enumerate(zip(replica.stages, _seats(replica), strict=True)):
+        key = (stage.tensor_parallel, stage.recompute)
+        if key not in known:
+            known[key] = memory_coefficients(
+                spec, tensor_parallel=stage.tensor_parallel,
+                microbatch_size=replica.microbatch_size, sequence_length=plan.sequence_length,
+                recompute=stage.recompute, numerics=numerics,
+            )  # fmt: skip
+        stages.append(
+            ReducingStage(
+                start=stage.layers.start, cut=_cut(replica, s), seat=seat, coefficients=known[key]
+            )
         )
-        for s, (stage, seat) in enumerate(zip(replica.stages, _seats(replica), strict=True))
-    )
+    return tuple(stages)
 
 
 def _crossing_dollars(replica: Replica, boundary_bytes: float, network: Network) -> float:

@@ -210,6 +210,56 @@ def stage_bytes(
     )
 
 
+def most_blocks(
+    coefficients: MemoryCoefficients,
+    *,
+    num_blocks: int,
+    first: bool,
+    last: bool,
+    num_in_flight: int,
+    num_owners: int,
+    optimizer_sharding: bool,
+    gpu: GpuType,
+) -> int:
+    """Most of ``num_blocks`` whose ``stage_bytes`` stay within the GPU; 0 when not even one does.
+
+    The peak is a straight line in the blocks, or the lower of two: the reduce buffer saturates.
+    So it is solved, not searched; only a solution at a whole number needs a look at the sum itself.
+    """
+
+    def peak(blocks: int) -> float:
+        return stage_bytes(
+            coefficients, Cut(num_blocks=blocks, first=first, last=last),
+            num_in_flight=num_in_flight, num_owners=num_owners,
+            optimizer_sharding=optimizer_sharding, gpu=gpu,
+        )  # fmt: skip
+
+    capacity = gpu.memory_bytes
+    share = FRAGMENTATION_SHARE if gpu.has_context else 0.0
+    states = OPTIMIZER_BYTES_PER_PARAMETER / (num_owners if optimizer_sharding else 1)
+    states += coefficients.fixed_bytes_per_parameter
+    each = states * coefficients.block_parameters
+    each += (1 + share) * num_in_flight * coefficients.block_activations
+    whole = peak(num_blocks)
+    if whole <= capacity:
+        return num_blocks
+    # Both lines go through the peak of all blocks, or lie above it: the steep one counts the buffer
+    # with every block.
+    room = num_blocks - (whole - capacity) / each
+    if gpu.has_context and num_owners > 1:
+        none = peak(0)
+        steep = each + (1 + share) * 4 * coefficients.block_parameters
+        room = max(room, (capacity - none) / steep)
+    guess = max(0, min(num_blocks - 1, int(room)))
+    if abs(room - round(room)) > 1e-6:
+        return guess
+    while guess < num_blocks - 1 and peak(guess + 1) <= capacity:
+        guess += 1
+    while guess > 0 and peak(guess) > capacity:
+        guess -= 1
+    return guess
+
+
 def peak_bytes(terms: tuple[Term, ...]) -> float:
     """The bound that must not exceed the GPU's memory."""
     return total(terms)

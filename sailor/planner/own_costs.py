@@ -19,7 +19,13 @@ from sailor.cluster.pool import MachineType
 from sailor.models.spec import ModelSpec
 from sailor.plan import Plan, Replica, Stage, tensor_parallel_problems
 from sailor.planner.costs import Fleet, FloatArray, IntArray, Row, Site, Template, Way
-from sailor.planner.memory import Cut, MemoryCoefficients, memory_coefficients, stage_bytes
+from sailor.planner.memory import (
+    Cut,
+    MemoryCoefficients,
+    memory_coefficients,
+    most_blocks,
+    stage_bytes,
+)
 from sailor.planner.question import Job, Space
 from sailor.planner.reduction import (
     ReducingReplica,
@@ -159,24 +165,12 @@ class OwnCosts:
         return self._sends[key]
 
     def most_blocks(self, way: Way, *, stage: int, num_stages: int) -> int:
-        first, last = stage == 0, stage == num_stages - 1
-        capacity = self._gpu(way.site).memory_bytes
-
-        def peak(num_blocks: int) -> float:
-            cut = Cut(num_blocks=num_blocks, first=first, last=last)
-            return self.peak_bytes(way, cut, num_in_flight=num_stages - stage)
-
-        most = self.spec.num_layers
-        whole = peak(most)
-        if whole <= capacity:
-            return most
-        each = whole - peak(most - 1)
-        guess = max(0, min(most - 1, int(most - (whole - capacity) // each)))
-        while guess < most and peak(guess + 1) <= capacity:
-            guess += 1
-        while guess > 0 and peak(guess) > capacity:
-            guess -= 1
-        return guess
+        return most_blocks(
+            self.coefficients(way), num_blocks=self.spec.num_layers, first=stage == 0,
+            last=stage == num_stages - 1, num_in_flight=num_stages - stage,
+            num_owners=max(2, self.num_owners), optimizer_sharding=self.num_owners > 1,
+            gpu=self._gpu(way.site),
+        )  # fmt: skip
 
     def peak_bytes(self, way: Way, cut: Cut, *, num_in_flight: int) -> float:
         """Peak of a rank of a stage."""

@@ -41,15 +41,20 @@ class Seated:
     num_microbatches: int
 
 
-def pack(groups: Sequence[Group], *, num_microbatches: int) -> tuple[Seated, ...]:
-    """The replicas of least step time; empty when none can be seated. Exact for pipelines alone.
+def pack(groups: Sequence[Group], *, num_microbatches: int, bar: float = inf) -> tuple[Seated, ...]:
+    """The replicas of least step time; empty when none can be seated, or none in less than ``bar``.
 
-    Gradient reduction is not weighed here: it changes little with the number of replicas.
+    Exact for pipelines alone. Gradient reduction is not weighed here: it changes little with the
+    number of replicas.
     """
     high = _enough(groups, num_microbatches)
     if high == inf:
         return ()
-    low = _least(groups, num_microbatches)
+    if bar < high:
+        if sum(_worth(group, bar)[-1] for group in groups) < num_microbatches:
+            return ()
+        high = bar
+    low = min(high, _least(groups, num_microbatches))
     # The seating is a set of whole replicas: it settles long before the time does.
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
@@ -65,6 +70,19 @@ def pack(groups: Sequence[Group], *, num_microbatches: int) -> tuple[Seated, ...
         for (g, option), share in zip(chosen, shares, strict=True)
         if share
     )
+
+
+def most_worth(values: Sequence[float]) -> float:
+    """The most that pieces of a row are worth together: a piece of n is worth ``values[n]``, and
+    the row is ``len(values) - 1`` long. Pieces may repeat, and some of the row may be left."""
+    pieces = [(size, value) for size, value in enumerate(values) if value > 0]
+    worth = [0.0] * len(values)
+    for length in range(1, len(values)):
+        worth[length] = max(
+            (worth[length - size] + value for size, value in pieces if size <= length),
+            default=0.0,
+        )
+    return max(worth, default=0.0)
 
 
 def share_out(pipelines: Sequence[PipelineSeconds], *, num_microbatches: int) -> tuple[int, ...]:

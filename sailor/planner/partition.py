@@ -39,11 +39,14 @@ def best_cut(
     num_stages = len(per_block)
     if num_stages > num_blocks or min(most) < 1 or sum(most) < num_blocks:
         return None
+    largest: dict[tuple[float, float], int] = {}
+    for each, other, room in zip(per_block, extra, most, strict=True):
+        largest[each, other] = max(largest.get((each, other), 0), room)
     bounds = sorted(
         {
-            count * per_block[stage] + extra[stage]
-            for stage in range(num_stages)
-            for count in range(1, min(most[stage], num_blocks - num_stages + 1) + 1)
+            count * each + other
+            for (each, other), room in largest.items()
+            for count in range(1, min(room, num_blocks - num_stages + 1) + 1)
         }
     )
     uniform = max(per_block) - min(per_block) <= 1e-15

@@ -91,20 +91,37 @@ def uniform_ring_seconds(
     ring: Ring,
 ) -> float:  # fmt: skip
     """``reduction`` for replicas that are all alike, in closed form: its inner loop in a search."""
-    last = len(counts) - 1
     each = gradient_bytes(coefficients)
-    tied_owners = num_replicas * (1 if last == 0 else 2)
+    tied_owners = num_replicas * (1 if len(counts) == 1 else 2)
     tied = ring_seconds(coefficients.tied_parameters * each, num_owners=tied_owners, ring=ring)
     slowest = 0.0
-    for stage, count in enumerate(counts):
-        parameters = count * coefficients.block_parameters
-        if stage == 0:
+    for cut in _ends_and_fullest(counts):
+        parameters = cut.num_blocks * coefficients.block_parameters
+        if cut.first:
             parameters += coefficients.first_parameters - coefficients.tied_parameters
-        if stage == last:
+        if cut.last:
             parameters += coefficients.last_parameters
         seconds = ring_seconds(parameters * each, num_owners=num_replicas, ring=ring)
-        slowest = max(slowest, seconds + (tied if stage in (0, last) else 0.0))
+        slowest = max(slowest, seconds + (tied if cut.first or cut.last else 0.0))
     return slowest
+
+
+def _ends_and_fullest(counts: Sequence[int]) -> tuple[Cut, ...]:
+    """The stages of equal replicas that anything can be slowest or fullest on."""
+    if len(counts) == 1:
+        return (Cut(num_blocks=counts[0], first=True, last=True),)
+    ends = (
+        Cut(num_blocks=counts[0], first=True, last=False),
+        Cut(num_blocks=counts[-1], first=False, last=True),
+    )
+    if len(counts) == 2:
+        return ends
+    return (*ends, Cut(num_blocks=max(counts[1:-1]), first=False, last=False))
+
+
+def most_parameters(coefficients: MemoryCoefficients, counts: Sequence[int]) -> float:
+    """Parameters of a rank of the fullest stage."""
+    return max(coefficients.parameters(cut) for cut in _ends_and_fullest(counts))
 
 
 def uniform_ring(

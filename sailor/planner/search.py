@@ -219,20 +219,24 @@ class _Question:
         return None if found is None else self._candidate(*found, rentals)
 
     def _choose(self, rentals: tuple[Rental, ...]) -> tuple[Plan, Estimate] | None:
-        plans: list[Plan] = []
-        num_gpus = sum(rental.num_gpus for rental in rentals)
-        if len(rentals) == 1:
-            plans += self._uniform(rentals[0])
-        # Equal replicas that use every GPU are as good as it gets, but for tiny pools.
-        idle = not plans or plans[0].num_gpus < num_gpus
-        if len(rentals) > 1 or num_gpus <= SMALL_POOL or (idle and num_gpus <= PACK_GPUS):
-            plans += self._packed(rentals)
         best: tuple[Plan, Estimate] | None = None
-        for plan in plans:
+        idle = True
+        for equal in self._uniform(rentals[0]) if len(rentals) == 1 else ():
+            value = self.evaluate(equal, rentals)
+            idle = equal.num_gpus < rentals[0].num_gpus
+            if value.fits:
+                best = (equal, value)
+        # Equal replicas that use every GPU are as good as it gets, but for tiny pools.
+        num_gpus = sum(rental.num_gpus for rental in rentals)
+        if len(rentals) == 1 and num_gpus > (PACK_GPUS if idle else SMALL_POOL):
+            return best
+        for size in self._sizes_for(rentals):
+            bar = inf if best is None else best[1].step_seconds * (1 - 1e-9)
+            plan = self._packed(rentals, size=size, bar=bar)
+            if plan is None:
+                continue
             value = self.evaluate(plan, rentals)
-            if value.fits and (
-                best is None or value.step_seconds < best[1].step_seconds * (1 - 1e-9)
-            ):
+            if value.fits and value.step_seconds < bar:
                 best = (plan, value)
         return best
 
@@ -281,34 +285,53 @@ class _Question:
         shares = [samples // count + (r < samples % count) for r in range(count)]
         return [self._plan([(rental.offer, fitted)] * count, shares=shares)]
 
-    def _packed(self, rentals: tuple[Rental, ...]) -> list[Plan]:
-        """Replicas that differ, one microbatch size at a time."""
-        plans = []
-        for size in self._sizes_for(rentals):
-            groups, fitted = [], []
-            for rental in rentals:
-                shapes = self._shapes_of(rental.offer)
-                options = self._options(shapes, size=size, num_gpus=rental.num_gpus)
-                fitted.append(options)
-                groups.append(
-                    Group(
-                        num_gpus=rental.num_gpus,
-                        options=tuple(
-                            Option(num_gpus=f.shape.num_gpus, pipeline=f.pipeline) for f in options
-                        ),
-                    )
-                )
-            seated = pack(groups, num_microbatches=self.job.global_batch_size // size)
-            wanted = self.space.num_replicas
-            if not seated or (wanted is not None and len(seated) != wanted):
-                continue
-            plans.append(
-                self._plan(
-                    [(rentals[s.group].offer, fitted[s.group][s.option]) for s in seated],
-                    shares=[s.num_microbatches for s in seated],
-                )
+    def _packed(self, rentals: tuple[Rental, ...], *, size: int, bar: float) -> Plan | None:
+        """Replicas that differ, of one microbatch size; None when none of it takes less than
+        ``bar`` seconds a step."""
+        samples = self.job.global_batch_size // size
+        kinds = [self._shapes_of(rental.offer) for rental in rentals]
+        room = bar - min(shapes.host for shapes in kinds)
+        if room < inf:
+            most = [
+                shapes.most_microbatches(room, size=size, num_gpus=rental.num_gpus)
+                for shapes, rental in zip(kinds, rentals, strict=True)
+            ]
+            if max(max(alone for alone, _ in most), sum(both for _, both in most)) < samples:
+                return None
+        fitted = [
+            self._options(shapes, size=size, num_gpus=rental.num_gpus)
+            for shapes, rental in zip(kinds, rentals, strict=True)
+        ]
+        groups = [
+            Group(
+                num_gpus=rental.num_gpus,
+                options=tuple(
+                    Option(num_gpus=f.shape.num_gpus, pipeline=f.pipeline) for f in options
+                ),
             )
-        return plans
+            for rental, options in zip(rentals, fitted, strict=True)
+        ]
+        seated = pack(groups, num_microbatches=samples, bar=room)
+        wanted = self.space.num_replicas
+        if not seated or (wanted is not None and len(seated) != wanted):
+            return None
+        if len(rentals) == 1:
+            rows = [fitted[0][s.option] for s in seated]
+            ring, shapes = kinds[0].ring_of(rows), kinds[0]
+            pipelines = max(
+                row.pipeline.seconds(s.num_microbatches)
+                for row, s in zip(rows, seated, strict=True)
+            )
+            shared = max(
+                shapes.shared_bound(row, num_replicas=len(rows), ring=ring)
+                for row in {id(row): row for row in rows}.values()
+            )
+            if pipelines + shared >= room:
+                return None
+        return self._plan(
+            [(rentals[s.group].offer, fitted[s.group][s.option]) for s in seated],
+            shares=[s.num_microbatches for s in seated],
+        )
 
     def _sizes_for(self, rentals: Sequence[Rental]) -> tuple[int, ...]:
         """Microbatch sizes around those that are best where replicas are equal."""
@@ -366,26 +389,26 @@ class _WorthSeating:
         self._shapes = shapes
         self._samples = shapes.job.global_batch_size // size
         usable = np.flatnonzero(shapes.fits & (shapes.microbatch_size == size))
-        gpus, pace, fill = shapes.num_gpus, shapes.pace, shapes.fill
-        self._left = sorted(
-            usable.tolist(), key=lambda i: (gpus[i], pace[i], fill[i], i), reverse=True
+        gpus, pace, fill = (each[usable] for each in (shapes.num_gpus, shapes.pace, shapes.fill))
+        order = np.lexsort((usable, fill, pace, gpus))[::-1]
+        # The next one last: index, GPUs, pace, fill.
+        self._left = list(
+            zip(*(each[order].tolist() for each in (usable, gpus, pace, fill)), strict=True)
         )
         self._found: list[Fitted] = []
 
     def up_to(self, num_gpus: int) -> list[Fitted]:
         """Those that take at most ``num_gpus``."""
-        while self._left and self._shapes.num_gpus[self._left[-1]] <= num_gpus:
-            index = self._left.pop()
-            if self._stood_in_for(index):
+        while self._left and self._left[-1][1] <= num_gpus:
+            index, gpus, pace, fill = self._left.pop()
+            if self._stood_in_for(gpus, pace, fill):
                 continue
-            fitted = self._shapes.fit(index, num_replicas=2, num_microbatches=self._samples)
-            if fitted is not None and not fitted.optimizer_sharding:
+            fitted = self._shapes.fit_unsharded(index, num_microbatches=self._samples)
+            if fitted is not None:
                 self._found.append(fitted)
         return [fitted for fitted in self._found if fitted.shape.num_gpus <= num_gpus]
 
-    def _stood_in_for(self, index: int) -> bool:
-        gpus = int(self._shapes.num_gpus[index])
-        pace, fill = self._shapes.pace[index], self._shapes.fill[index]
+    def _stood_in_for(self, gpus: int, pace: float, fill: float) -> bool:
         return any(
             gpus % other.shape.num_gpus == 0
             and other.pipeline.fill <= fill

@@ -7,13 +7,15 @@ search gets to it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, inf
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
+from sailor.cluster.gpu import GpuType
 from sailor.cluster.network import Link, Network
 from sailor.cluster.pool import MachineType
 from sailor.models.spec import ModelSpec
@@ -24,13 +26,19 @@ from sailor.planner.memory import (
     Cut,
     MemoryCoefficients,
     memory_coefficients,
-    stage_bytes,
+    most_blocks,
 )
+from sailor.planner.pack import most_worth
 from sailor.planner.partition import best_cut
 from sailor.planner.question import Job, Space
-from sailor.planner.reduction import gradient_bytes, uniform_ring, uniform_ring_seconds
+from sailor.planner.reduction import (
+    gradient_bytes,
+    most_parameters,
+    uniform_ring,
+    uniform_ring_seconds,
+)
 from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_seconds
-from sailor.planner.timing import PipelineSeconds, sharing
+from sailor.planner.timing import PipelineSeconds, Ring, ring_seconds, sharing
 from sailor.profile.profile import Profile
 
 FloatArray = npt.NDArray[np.float64]
@@ -90,6 +98,7 @@ class Shapes:
         self.all = tuple(_shapes(machine_type, spec=spec, job=job, space=space))
         self._ways: dict[tuple[int, int, bool], _Way] = {}
         self._links: dict[tuple[int, int], tuple[Link, ...]] = {}
+        self._rooms: dict[tuple[object, ...], int] = {}
         self._fitted: dict[tuple[int, bool, int, int], Fitted | None] = {}
         self._bound_all()
 
@@ -100,46 +109,72 @@ class Shapes:
             np.int64
         )
         stages = _column(s.num_stages for s in self.all)
-        ways = [self._way(shape) for shape in self.all]
-        each = [way.coefficients for way in ways]
+        made = [self._way(shape) for shape in self.all]
+        ways = list({id(way): way for way in made}.values())
+        place = {id(way): index for index, way in enumerate(ways)}
+        way_of = np.fromiter((place[id(way)] for way in made), dtype=np.int64)
+
+        def column(value: Callable[[_Way], float]) -> FloatArray:
+            """One number of each way, spread to its shapes."""
+            spread: FloatArray = _column(value(way) for way in ways)[way_of]
+            return spread
+
         layers = self.spec.num_layers
-        block = _column(way.block for way in ways)
-        first, last = _column(w.first for w in ways), _column(w.last for w in ways)
-        boundary = _column(c.boundary for c in each)
+        block = column(lambda way: way.block)
+        first, last = column(lambda way: way.first), column(lambda way: way.last)
         latency, inverse = self._sending()
-        sends = latency + inverse * boundary
-        self.fill: FloatArray = layers * block + first + last + sends
-        # The slowest stage has at least its share of everything, and one block with each end;
-        # some stage has its share of blocks rounded up.
-        self.pace: FloatArray = np.maximum.reduce(
-            [self.fill / stages, block + first, block + last, block * np.ceil(layers / stages)]
-        )
+        sends = latency + inverse * column(lambda way: way.coefficients.boundary)
+        self.fill: FloatArray = layers * block + first + last + sends[0]
+        self.pace: FloatArray = _least_pace(
+            layers, stages, block=block, first=first + sends[1], last=last + sends[2],
+            inner=sends[3], alone=self.fill,
+        )  # fmt: skip
         whole = Cut(num_blocks=layers, first=True, last=True)
-        parameters = _column(c.parameters(whole) for c in each)
+        parameters = column(lambda way: way.coefficients.parameters(whole))
         # An average stage; the fullest one needs no less. Stage i of P keeps the activations of
         # P - i microbatches, and of one at least.
-        fixed = _column(c.fixed_bytes_per_parameter for c in each)
+        fixed = column(lambda way: way.coefficients.fixed_bytes_per_parameter)
         fixed += 0 if True in self.space.optimizer_sharding else OPTIMIZER_BYTES_PER_PARAMETER
-        kept = _column(c.activations(whole) for c in each)
-        peak = (fixed * parameters + kept) / stages + _column(c.working for c in each)
+        kept = column(lambda way: way.coefficients.activations(whole))
+        working = column(lambda way: way.coefficients.working)
+        peak = (fixed * parameters + kept) / stages + working
         self.fits: npt.NDArray[np.bool_] = peak <= self.machine_type.gpu.memory_bytes
-        self.gradient: FloatArray = parameters / stages * _column(gradient_bytes(c) for c in each)
-        per_parameter = self.profile.update_seconds(gpu=self.machine_type.gpu, num_parameters=1.0)
-        self.update: FloatArray = parameters / stages * per_parameter
-        self.sharing: FloatArray = _column(
-            sharing(gpus_per_machine=self.machine_type.num_gpus, gpus_per_replica=s.num_gpus)
-            for s in self.all
+        # Some stage has its share of the blocks rounded up, and each end has a block at least.
+        each = column(lambda way: way.coefficients.block_parameters)
+        fullest = np.maximum.reduce(
+            [
+                parameters / stages,
+                each * np.ceil(layers / stages),
+                each + column(lambda way: way.coefficients.first_parameters),
+                each + column(lambda way: way.coefficients.last_parameters),
+            ]
         )
+        self.gradient: FloatArray = fullest * column(lambda way: gradient_bytes(way.coefficients))
+        per_parameter = self.profile.update_seconds(gpu=self.machine_type.gpu, num_parameters=1.0)
+        self.update: FloatArray = fullest * per_parameter
+        sharings = {
+            gpus: sharing(gpus_per_machine=self.machine_type.num_gpus, gpus_per_replica=gpus)
+            for gpus in set(self.num_gpus.tolist())
+        }
+        self.sharing: FloatArray = _column(sharings[gpus] for gpus in self.num_gpus.tolist())
 
     def _sending(self) -> tuple[FloatArray, FloatArray]:
-        """All boundaries of a pipeline together: seconds that do not depend on bytes, and per byte
-        (each boundary is crossed forward and backward)."""
-        latency, inverse = [], []
+        """What a microbatch spends on sending, seconds that do not depend on bytes and seconds per
+        byte (each boundary is crossed forward and backward). Rows: all stages together, the first,
+        the last, the least of those between."""
+        known: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         for shape in self.all:
-            links = self._links_of(shape)
-            latency.append(2 * sum(link.seconds_per_message for link in links))
-            inverse.append(2 * sum(1 / link.bytes_per_second for link in links))
-        return _column(latency), _column(inverse)
+            key = (shape.tensor_parallel, shape.num_stages)
+            if key not in known:
+                links = self._links_of(shape)
+                known[key] = (
+                    _sent([link.seconds_per_message for link in links]),
+                    _sent([1 / link.bytes_per_second for link in links]),
+                )
+        both = [known[shape.tensor_parallel, shape.num_stages] for shape in self.all]
+        if not both:
+            return np.zeros((4, 0)), np.zeros((4, 0))
+        return np.array([each for each, _ in both]).T, np.array([each for _, each in both]).T
 
     @property
     def num_rejected(self) -> int:
@@ -167,11 +202,61 @@ class Shapes:
         sharding = replicas if True in self.space.optimizer_sharding else 1
         return np.where(usable, pipeline + rings + self.update / sharding + self.host, inf)
 
+    def most_microbatches(self, seconds: float, *, size: int, num_gpus: int) -> tuple[float, float]:
+        """What no unsharded pipelines of one microbatch size on so many GPUs finish in a step of
+        the given time, host aside: one that stands alone, and several with gradients to reduce."""
+        usable = self.fits & (self.microbatch_size == size) & (self.num_gpus <= num_gpus)
+        alone = self._within(seconds - self.update, usable)
+        # Two owners or more pass their whole gradient over a link at least once: over one that
+        # leaves the machine, when one replica and a GPU of another are too many for it.
+        outside = self._outside.bytes_per_second / self.sharing
+        either = np.maximum(self._inside.bytes_per_second, outside)
+        leave = self.num_gpus >= self.machine_type.num_gpus
+        reduce = self.gradient / np.where(leave, outside, either)
+        several = self._within(seconds - self.update - reduce, usable)
+        best = np.zeros(num_gpus + 1)  # of a pipeline on so many GPUs
+        np.maximum.at(best, self.num_gpus[usable], several[usable])
+        return float(alone.max(initial=0.0)), most_worth(best.tolist())
+
+    def _within(self, seconds: FloatArray, usable: npt.NDArray[np.bool_]) -> FloatArray:
+        """PipelineSeconds.microbatches_within for every shape, at bounds on its fill and pace."""
+        done = 1 + np.floor((seconds - self.fill) / self.pace * (1 + 1e-12) + 1e-9)
+        within: FloatArray = np.where(usable & (self.fill <= seconds), done, 0.0)
+        return within
+
+    @property
+    def _inside(self) -> Link:
+        return self.network.inside(self.machine_type.name)
+
+    @property
+    def _outside(self) -> Link:
+        name = self.machine_type.name
+        return self.network.between(self.zone, name, self.zone, name)
+
+    def ring_of(self, seated: Sequence[Fitted]) -> Ring:
+        """The ring over replicas on machines of this type in one zone."""
+        if sum(fitted.shape.num_gpus for fitted in seated) <= self.machine_type.num_gpus:
+            return Ring(link=self._inside)
+        widths = {fitted.shape.num_gpus for fitted in seated}
+        shared = max(
+            sharing(gpus_per_machine=self.machine_type.num_gpus, gpus_per_replica=width)
+            for width in widths
+        )
+        return Ring(link=self._outside, num_sharing=shared)
+
+    def shared_bound(self, fitted: Fitted, *, num_replicas: int, ring: Ring) -> float:
+        """The optimizer and the gradient reduction of a replica's fullest stage, unsharded: no less
+        than this among ``num_replicas`` over such a ring."""
+        coefficients = self.coefficients(fitted.shape)
+        most = most_parameters(coefficients, fitted.counts)
+        num_bytes = most * gradient_bytes(coefficients)
+        return self.profile.update_seconds(
+            gpu=self.machine_type.gpu, num_parameters=most
+        ) + ring_seconds(num_bytes, num_owners=num_replicas, ring=ring)
+
     def _ring_bound(self, replicas: IntArray) -> FloatArray:
         """The gradient reduction of an average stage: the fullest one takes no less."""
-        name = self.machine_type.name
-        inside = self.network.inside(name)
-        outside = self.network.between(self.zone, name, self.zone, name)
+        inside, outside = self._inside, self._outside
         one_machine = replicas * self.num_gpus <= self.machine_type.num_gpus
         steps = 2.0 * (replicas - 1)
         messages = np.minimum(steps, 4 * np.ceil(np.log2(np.maximum(replicas, 1))))
@@ -187,20 +272,32 @@ class Shapes:
 
         ``num_microbatches`` is the most one replica takes. Sharding is tried last.
         """
-        shape = self.all[index]
-        # Beyond the depth of the pipeline more microbatches keep no more activations alive, and
-        # equal stages have the same best cut for any number of them.
-        in_pipeline = min(num_microbatches, shape.num_stages)
         for sharding in self.space.optimizer_sharding:
             if sharding and num_replicas == 1:
                 continue
             owners = num_replicas if sharding else min(num_replicas, 2)
-            key = (index, sharding, owners, in_pipeline)
-            if key not in self._fitted:
-                self._fitted[key] = self._fit(shape, sharding, owners, in_pipeline)
-            if (fitted := self._fitted[key]) is not None:
+            fitted = self._fitted_once(index, sharding, owners, num_microbatches)
+            if fitted is not None:
                 return fitted
         return None
+
+    def fit_unsharded(self, index: int, *, num_microbatches: int) -> Fitted | None:
+        """The best cut of a shape that is to stand beside others, each with all its state."""
+        if False not in self.space.optimizer_sharding:
+            return None
+        return self._fitted_once(index, False, 2, num_microbatches)
+
+    def _fitted_once(
+        self, index: int, sharding: bool, num_owners: int, num_microbatches: int
+    ) -> Fitted | None:
+        shape = self.all[index]
+        # Beyond the depth of the pipeline more microbatches keep no more activations alive, and
+        # equal stages have the same best cut for any number of them.
+        in_pipeline = min(num_microbatches, shape.num_stages)
+        key = (index, sharding, num_owners, in_pipeline)
+        if key not in self._fitted:
+            self._fitted[key] = self._fit(shape, sharding, num_owners, in_pipeline)
+        return self._fitted[key]
 
     def step_seconds(self, fitted: Fitted, *, num_replicas: int, num_microbatches: int) -> float:
         """The step of equal replicas: what ``estimate`` says of their plan, without building it."""
@@ -214,11 +311,7 @@ class Shapes:
         rings = uniform_ring_seconds(
             coefficients, fitted.counts, num_replicas=num_replicas, ring=ring
         )
-        last = shape.num_stages - 1
-        most = max(
-            coefficients.parameters(Cut(num_blocks=n, first=s == 0, last=s == last))
-            for s, n in enumerate(fitted.counts)
-        )
+        most = most_parameters(coefficients, fitted.counts)
         share = num_replicas if fitted.optimizer_sharding else 1
         update = self.profile.update_seconds(gpu=self.machine_type.gpu, num_parameters=most / share)
         return fitted.pipeline.seconds(num_microbatches) + rings + update + self.host
@@ -230,11 +323,17 @@ class Shapes:
     def _fit(
         self, shape: Shape, sharding: bool, num_replicas: int, num_microbatches: int
     ) -> Fitted | None:
-        most = [
-            self._most_blocks(shape, s, num_microbatches, num_replicas, sharding)
-            for s in range(shape.num_stages)
-        ]
         way = self._way(shape)
+        depth = shape.num_stages
+        most = []
+        for stage in range(depth):
+            alive = in_flight(stage=stage, num_stages=depth, num_microbatches=num_microbatches)
+            ends = (stage == 0, stage == depth - 1)
+            most.append(self._room(way, *ends, alive, num_replicas, sharding))
+            if not most[-1]:
+                return None
+        if sum(most) < self.spec.num_layers:
+            return None
         sends = send_seconds(self._links_of(shape), boundary_bytes=way.coefficients.boundary)
         last = shape.num_stages - 1
         extra = [
@@ -254,44 +353,25 @@ class Shapes:
             optimizer_sharding=sharding,
         )
 
-    def _most_blocks(
-        self, shape: Shape, stage: int, num_microbatches: int, num_replicas: int, sharding: bool
+    def _room(
+        self, way: _Way, first: bool, last: bool, alive: int, num_owners: int, sharding: bool
     ) -> int:
-        """Most blocks a stage can hold. Its peak grows by the same for each block (but for the
-        reduce buffer, which saturates), so a straight line finds it and one or two looks settle it.
-        """
-        coefficients = self.coefficients(shape)
-        capacity = self.machine_type.gpu.memory_bytes
-        alive = in_flight(
-            stage=stage, num_stages=shape.num_stages, num_microbatches=num_microbatches
-        )
-
-        def peak(num_blocks: int) -> float:
-            return stage_bytes(
-                coefficients,
-                Cut(num_blocks=num_blocks, first=stage == 0, last=stage == shape.num_stages - 1),
-                num_in_flight=alive,
-                num_owners=num_replicas,
-                optimizer_sharding=sharding,
+        """Most blocks a stage can hold: it depends on the ends and on what is alive, not on which
+        stage of how many it is."""
+        key = (id(way), first, last, alive, num_owners, sharding)
+        room = self._rooms.get(key)
+        if room is None:
+            room = self._rooms[key] = most_blocks(
+                way.coefficients, num_blocks=self.spec.num_layers, first=first, last=last,
+                num_in_flight=alive, num_owners=num_owners, optimizer_sharding=sharding,
                 gpu=self.machine_type.gpu,
-            )
-
-        most = self.spec.num_layers
-        whole = peak(most)
-        if whole <= capacity:
-            return most
-        each = whole - peak(most - 1)
-        guess = max(0, min(most - 1, most - ceil((whole - capacity) / each)))
-        while guess < most - 1 and peak(guess + 1) <= capacity:
-            guess += 1
-        while guess > 0 and peak(guess) > capacity:
-            guess -= 1
-        return guess
+            )  # fmt: skip
+        return room
 
     def _way(self, shape: Shape) -> _Way:
         key = (shape.tensor_parallel, shape.microbatch_size, shape.recompute)
         if key not in self._ways:
-            self._ways[key] = _way(self.profile, self.machine_type, self.spec, self.job, *key)
+            self._ways[key] = _way(self.profile, self.machine_type.gpu, self.spec, self.job, *key)
         return self._ways[key]
 
     def _links_of(self, shape: Shape) -> tuple[Link, ...]:
@@ -305,18 +385,58 @@ class Shapes:
         return self._links[key]
 
 
+def _sent(links: Sequence[float]) -> FloatArray:
+    """Of all stages, the first, the last, the least between, when each link costs so much."""
+    if not links:
+        return np.zeros(4)
+    inner = [a + b for a, b in zip(links, links[1:], strict=False)]
+    return np.array([2 * sum(links), links[0], links[-1], min(inner, default=0.0)])
+
+
+def _least_pace(
+    layers: int, stages: FloatArray, *, block: FloatArray, first: FloatArray, last: FloatArray,
+    inner: FloatArray, alone: FloatArray,
+) -> FloatArray:  # fmt: skip
+    """The slowest stage of the best cut into whole blocks, were memory no object.
+
+    ``first``, ``last`` and ``inner`` are what such a stage is busy with besides its blocks,
+    ``alone`` a single stage with everything. The answer is one of those plus a number of blocks,
+    and whether a pace is enough is monotone in it: three bisections, all shapes at once.
+    """
+
+    def enough(pace: FloatArray) -> npt.NDArray[np.bool_]:
+        ends = [np.floor((pace - extra) / block + 1e-9) for extra in (first, last)]
+        between = np.floor((pace - inner) / block + 1e-9)
+        middle = np.where(stages > 2, (stages - 2) * between, 0)
+        some = (ends[0] >= 1) & (ends[1] >= 1) & ((between >= 1) | (stages < 3))
+        held: npt.NDArray[np.bool_] = some & (ends[0] + ends[1] + middle >= layers)
+        return held
+
+    best = np.full(stages.shape, inf)
+    for extra in (first, last, inner):
+        low, high = np.zeros(stages.shape), np.full(stages.shape, float(layers))
+        for _ in range(layers.bit_length() + 1):
+            middle = np.floor((low + high) / 2)
+            held = enough(extra + middle * block)
+            low, high = np.where(held, low, middle), np.where(held, middle, high)
+        pace = extra + high * block
+        best = np.where(enough(pace), np.minimum(best, pace), best)
+    least: FloatArray = np.where(stages == 1, alone, best) * (1 - 1e-9)
+    return least
+
+
 def _column(values: object) -> FloatArray:
     return np.fromiter(values, dtype=np.float64)  # type: ignore[call-overload, no-any-return]
 
 
 @lru_cache(maxsize=4096)
 def _way(
-    profile: Profile, machine_type: MachineType, spec: ModelSpec, job: Job, tensor_parallel: int,
+    profile: Profile, gpu: GpuType, spec: ModelSpec, job: Job, tensor_parallel: int,
     microbatch_size: int, recompute: bool,
 ) -> _Way:  # fmt: skip
     def seconds(num_blocks: int, *, first: bool = False, last: bool = False) -> float:
         return stage_seconds(
-            profile, Cut(num_blocks=num_blocks, first=first, last=last), gpu=machine_type.gpu,
+            profile, Cut(num_blocks=num_blocks, first=first, last=last), gpu=gpu,
             tensor_parallel=tensor_parallel, microbatch_size=microbatch_size, recompute=recompute,
         ).total  # fmt: skip
 
