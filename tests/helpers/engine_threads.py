@@ -30,6 +30,7 @@ class Ran:
 
     trainers: list[Trainer]
     outcomes: list[list[StepOutcome]]
+    eval_losses: list[float]
 
     @property
     def losses(self) -> list[float]:
@@ -66,28 +67,44 @@ def contents(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def train(
-    layout: Layout, settings: TrainSettings, *, steps: range, state: State | None = None
-) -> Ran:
-    """Train some steps, from a state or from the seed. The first failure of a rank is raised."""
+    layout: Layout, settings: TrainSettings, *, steps: range, state: State | None = None,
+    evaluate: bool = False,
+) -> Ran:  # fmt: skip
+    """Train some steps, from a state or from the seed, and evaluate behind each where asked to.
+
+    The first failure of a rank is raised.
+    """
     store = dist.HashStore()
     abort = threading.Event()
 
-    def play(rank: int) -> tuple[Trainer, list[StepOutcome]]:
+    def play(rank: int) -> _Played:
         try:
-            return _play(layout, rank, settings, steps=steps, state=state, store=store, abort=abort)
+            return _play(
+                layout, rank, settings, steps=steps, state=state, evaluate=evaluate, store=store,
+                abort=abort,
+            )  # fmt: skip
         except BaseException:
             abort.set()  # the others would wait for this one
             raise
 
     with ThreadPoolExecutor(layout.world_size) as pool:
         played = list(pool.map(play, range(layout.world_size)))
-    return Ran(trainers=[t for t, _ in played], outcomes=[outcomes for _, outcomes in played])
+    evaluations = [losses for _, _, losses in played]
+    assert all(losses == evaluations[0] for losses in evaluations)
+    return Ran(
+        trainers=[trainer for trainer, _, _ in played],
+        outcomes=[outcomes for _, outcomes, _ in played],
+        eval_losses=evaluations[0],
+    )
+
+
+_Played = tuple[Trainer, list[StepOutcome], list[float]]
 
 
 def _play(
     layout: Layout, rank: int, settings: TrainSettings, *, steps: range, state: State | None,
-    store: dist.Store, abort: threading.Event,
-) -> tuple[Trainer, list[StepOutcome]]:  # fmt: skip
+    evaluate: bool, store: dist.Store, abort: threading.Event,
+) -> _Played:  # fmt: skip
     trainer = Trainer(layout=layout, rank=rank, settings=settings)
     if state is None:
         trainer.initialise(trainer.state)
@@ -101,7 +118,12 @@ def _play(
     )
     try:
         trainer.connect(groups)
-        return trainer, [trainer.step(step, stop=False) for step in steps]
+        outcomes, losses = [], []
+        for step in steps:
+            outcomes.append(trainer.step(step, stop=False))
+            if evaluate:
+                losses.append(trainer.evaluate())
+        return trainer, outcomes, losses
     finally:
         for group in groups.values():
             group.close()

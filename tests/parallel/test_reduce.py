@@ -32,11 +32,11 @@ def microbatch_gradients(parameters, *, number, size=1.0):
 def summed(kind, gradients, *, order):
     """The gradient of the mean loss after these microbatches in this order."""
     state, parameters, total = one_rank(kind)
-    total.begin()
+    total.begin({}, num_microbatches=len(order))
     for index in order:
         for (_, parameter), gradient in zip(parameters, gradients[index], strict=True):
             parameter.backward(gradient * total.seed)
-    total.reduce({})
+    total.reduce()
     return state.gradients.clone(), total
 
 
@@ -99,12 +99,12 @@ def test_fresh_memory_after_an_abort_sums_as_before():
         gradients = microbatch_gradients(one_rank(kind)[1], number=2)
         expected, _ = summed(kind, gradients, order=range(2))
         state, parameters, total = one_rank(kind)
-        total.begin()
+        total.begin({}, num_microbatches=2)
         parameters[0][1].backward(gradients[0][0])
         total.renew()
-        total.begin()
+        total.begin({}, num_microbatches=2)
         for gradient in gradients:
             for (_, parameter), part in zip(parameters, gradient, strict=True):
                 parameter.backward(part * total.seed)
-        total.reduce({})
+        total.reduce()
         assert torch.equal(state.gradients, expected)

@@ -1,17 +1,17 @@
 """Whatever the planner can emit trains the same model: random plans against one process.
 
 Every plan is drawn: how many replicas, where each is cut, the tensor-parallel degree of every
-stage, microbatches and their sizes, recomputation. What one process computes is the reference.
+stage, microbatches and their sizes, recomputation, optimizer sharding. What one process computes is the reference.
 
 Tolerances. Another degree, or another size of microbatch, sums the same fp32 numbers in another
-order: about 1e-7 of a loss of 5.5 a step. AdamW divides a gradient by its own size, so that where a
-gradient is itself a rounding error (of 1e-8) a weight may move by a share of the learning rate (1e-2)
-rather than of the error. Three steps of the test model stay below 2e-5 in the weights; five times
-that is allowed. A tensor summed twice, left out, or taken from a neighbour is off by 1e-3 and more.
+order: about 1e-7 of a loss of 5.5 a step. AdamW divides a gradient by its own size: where it is
+itself a rounding error (of 1e-8) a weight may move by a share of the learning rate (1e-2) rather
+than of the error. Three steps of the test model stay below 2e-5 in the weights; five times that is
+allowed. A tensor summed twice, left out, or taken from a neighbour is off by 1e-3 and more.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -49,13 +49,14 @@ def drawn(seed: int) -> Case:
     while True:
         plan = a_random_plan(spec, chance, max_gpus=MAX_GPUS, num_samples=12)
         if not plan.problems(spec):
+            plan = replace(plan, optimizer_sharding=chance.random() < 0.5)
             return Case(family=family, plan=plan, deterministic=chance.random() < 0.5)
 
 
 def run(family: str, plan: Plan, tokens, **changes) -> Ran:
     spec = SPECS[family]
     pieces = finest_pieces(spec, max_degree=8)
-    layout = a_run(*plan.replicas, spec=spec, pieces=pieces)
+    layout = replace(a_run(*plan.replicas, spec=spec, pieces=pieces), plan=plan)
     return train(layout, some_settings(tokens, layout, **changes), steps=STEPS)
 
 
