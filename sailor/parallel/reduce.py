@@ -175,6 +175,7 @@ class FastSum:
         parameters: tuple[tuple[str, torch.nn.Parameter], ...],
         *,
         tokens_per_step: int,
+        portion: int = PORTION,
     ) -> None:
         self.seed = 1.0 / tokens_per_step
         self._state = state
@@ -186,7 +187,7 @@ class FastSum:
             return min(state.order[name] for name in bucket.tensors)
 
         self._buckets = sorted(
-            buckets_of(state, most=PORTION), key=lambda b: (-earliest(b), b.keeper or 0)
+            buckets_of(state, most=portion), key=lambda b: (-earliest(b), b.keeper or 0)
         )
         self._awaits: list[list[int]] = [
             [at for at, bucket in enumerate(self._buckets) if name in bucket.tensors]

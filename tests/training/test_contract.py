@@ -1,7 +1,8 @@
 """Whatever the planner can emit trains the same model: random plans against one process.
 
 Every plan is drawn: how many replicas, where each is cut, the tensor-parallel degree of every
-stage, microbatches and their sizes, recomputation, optimizer sharding. What one process computes is the reference.
+stage, microbatches and their sizes, recomputation, optimizer sharding. What one process computes is
+the reference.
 
 Tolerances. Another degree, or another size of microbatch, sums the same fp32 numbers in another
 order: about 1e-7 of a loss of 5.5 a step. AdamW divides a gradient by its own size: where it is

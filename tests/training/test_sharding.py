@@ -1,6 +1,6 @@
 """Optimizer sharding (ZeRO-1): who keeps what, in how many bytes, and that no number changes by it.
 
-In deterministic mode sums are exact, so that one rank's update is every owner's: equality is bitwise.
+In deterministic mode sums are exact, so one rank's update is every owner's: to the bit.
 """
 
 import random
