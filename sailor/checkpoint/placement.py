@@ -51,11 +51,11 @@ def peers(members: Sequence[Member]) -> dict[str, tuple[str, ...]]:
 def needing_copies(layout: Layout) -> Mapping[int, tuple[Box, ...]]:
     """rank -> boxes that live on no other node, which a peer must therefore keep a copy of.
 
-    A box with owners on two nodes survives the loss of either: its replicas step in lockstep. Of
-    several owners on one node only the first copies.
+    A box with keepers on two nodes survives the loss of either: its replicas step in lockstep. Of
+    several keepers on one node only the first copies. With optimizer sharding that is every box.
     """
     wanted: dict[int, list[Box]] = {}
-    for box, ranks in layout.owners.items():
+    for box, ranks in layout.keepers.items():
         nodes = {layout.workers[rank].node for rank in ranks}
         if len(nodes) == 1:
             wanted.setdefault(ranks[0], []).append(box)

@@ -66,7 +66,7 @@ def on_history(copy: Copy, starts: Mapping[int, int]) -> bool:
 
 
 def reachable_step(layout: Layout, copies: Iterable[Copy]) -> int:
-    """The newest step at which every worker of the layout can have every box of its own; 0 is
+    """The newest step at which every worker of the layout can have every box it keeps; 0 is
     always reachable. What a worker holds live serves itself alone."""
     shared: dict[int, set[str]] = {}
     own: dict[tuple[int, WorkerId | None], set[str]] = {}
@@ -81,7 +81,7 @@ def reachable_step(layout: Layout, copies: Iterable[Copy]) -> int:
         anybody = shared.get(step, set())
         if all(
             box.name in anybody or box.name in own.get((step, worker), ())
-            for worker, boxes in zip(layout.workers, layout.boxes, strict=True)
+            for worker, boxes in zip(layout.workers, layout.kept, strict=True)
             for box in boxes
         ):
             return step
@@ -105,7 +105,7 @@ def choose(layout: Layout, copies: Sequence[Copy], *, starts: Mapping[int, int])
     fetches = []
     for rank, worker in enumerate(layout.workers):
         chosen: dict[tuple[str, Copy | None], list[str]] = {}
-        for box in layout.boxes[rank]:
+        for box in layout.kept[rank]:
             tier, source = _nearest(by_box.get(box.name, ()), worker, served)
             if tier == "peer" and source is not None:
                 served[source.node] = served.get(source.node, 0) + box.num_bytes

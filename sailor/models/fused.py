@@ -11,16 +11,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 
 def rms_norm(x: torch.Tensor, weight_D: torch.Tensor, *, epsilon: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension."""
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, computed in fp32."""
+    if x.dtype is torch.bfloat16:
+        return F.rms_norm(x, (x.shape[-1],), weight_D, epsilon)
     y: torch.Tensor = _RmsNorm.apply(x, weight_D, epsilon)  # type: ignore[no-untyped-call]
     return y
 
 
 def turn(x_BHTK: torch.Tensor, cos_Th: torch.Tensor, sin_Th: torch.Tensor) -> torch.Tensor:
-    """Turn each pair (k, k + h) of the last dimension by its token's angle."""
+    """Turn each pair (k, k + h) of the last dimension by its token's angle, computed in fp32."""
     y_BHTK: torch.Tensor = _Turn.apply(x_BHTK, cos_Th, sin_Th)  # type: ignore[no-untyped-call]
     return y_BHTK
 
@@ -69,6 +72,8 @@ def _turned(
     x_BHTK: torch.Tensor, cos_Th: torch.Tensor, sin_Th: torch.Tensor, *, sign: int
 ) -> torch.Tensor:
     """(low cos - high sin, high cos + low sin), of sin times the sign."""
+    if x_BHTK.dtype is torch.bfloat16:
+        return _turned(x_BHTK.float(), cos_Th, sin_Th, sign=sign).to(x_BHTK.dtype)
     half = x_BHTK.shape[-1] // 2
     low, high = x_BHTK[..., :half], x_BHTK[..., half:]
     y_BHTK = torch.empty_like(x_BHTK)

@@ -91,9 +91,10 @@ class StageModule(nn.Module):
         return x_BTD
 
     def losses(self, x_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy of every token, [B * T] in nats. Last stage only."""
+        """Cross-entropy of every token, [B * T] in nats, in fp32. Last stage only."""
         assert self.head is not None
-        return self._group.cross_entropy(self.head(x_BTD).flatten(0, 1), targets_BT.flatten())
+        logits_Nv = self.head(x_BTD).flatten(0, 1).float()
+        return self._group.cross_entropy(logits_Nv, targets_BT.flatten())
 
     def leaves(self) -> Iterator[tuple[str, nn.Module, str]]:
         """(name in ModelSpec.tensors, module, attribute) of every parameter.

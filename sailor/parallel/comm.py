@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -56,8 +56,18 @@ class Communicator(Protocol):
     def all_reduce(self, tensor: torch.Tensor) -> Pending:
         """Sum in place over all members. Before: each has its part; after: all have the sum."""
 
+    def reduce(self, tensor: torch.Tensor, *, root: int) -> Pending:
+        """Sum onto member ``root``. What the others have afterwards is of no meaning."""
+
     def broadcast(self, tensor: torch.Tensor, *, root: int) -> Pending:
         """Member ``root``'s tensor replaces everybody's."""
+
+    def all_gather(self, parts: torch.Tensor) -> Pending:
+        """[R, ...]: before, each member has its own row; after, everybody has all of them."""
+
+    def reduce_scatter(self, parts: torch.Tensor) -> Pending:
+        """[R, ...]: after, each member's own row is the sum of all members' such rows. The other
+        rows are of no meaning."""
 
     def rebind(self, abort: threading.Event) -> None:
         """Listen to another abort event: what a group reused by the next generation needs."""
@@ -89,9 +99,21 @@ class LoopbackCommunicator:
     def all_reduce(self, tensor: torch.Tensor) -> Pending:
         return _DONE
 
+    def reduce(self, tensor: torch.Tensor, *, root: int) -> Pending:
+        return _DONE
+
     def broadcast(self, tensor: torch.Tensor, *, root: int) -> Pending:
         if root != self.rank:
             tensor.zero_()
+        return _DONE
+
+    def all_gather(self, parts: torch.Tensor) -> Pending:
+        for rank in range(self.size):
+            if rank != self.rank:
+                parts[rank].zero_()
+        return _DONE
+
+    def reduce_scatter(self, parts: torch.Tensor) -> Pending:
         return _DONE
 
     def rebind(self, abort: threading.Event) -> None:
@@ -156,26 +178,42 @@ class ProcessGroupCommunicator:
         self.timeout_s = timeout_s
         self._group = group
         self._lock = threading.Lock()  # a group may be closed by another thread than waits
-        self._under_way: deque[tuple[_Work, torch.Tensor]] = deque()
-        self._roots: dict[int, Any] = {}
+        self._group_is_gloo = isinstance(group, dist.ProcessGroupGloo)
+        self._under_way: deque[tuple[_Work, Any]] = deque()
+        self._roots: dict[int, tuple[Any, Any]] = {}  # of broadcasts and reductions
 
     def all_reduce(self, tensor: torch.Tensor) -> Pending:
-        try:
-            return self._started(self._group.allreduce([tensor]), tensor)
-        except RuntimeError as error:
-            self.close()
-            raise PeerLost(str(error)) from error
+        return self._started(lambda: self._group.allreduce([tensor]), tensor)
+
+    def reduce(self, tensor: torch.Tensor, *, root: int) -> Pending:
+        _, options = self._root(root)
+        return self._started(lambda: self._group.reduce([tensor], options), tensor)
 
     def broadcast(self, tensor: torch.Tensor, *, root: int) -> Pending:
-        options = self._roots.get(root)
-        if options is None:
-            options = self._roots[root] = dist.BroadcastOptions()
-            options.rootRank = root
-        try:
-            return self._started(self._group.broadcast([tensor], options), tensor)
-        except RuntimeError as error:
-            self.close()
-            raise PeerLost(str(error)) from error
+        options, _ = self._root(root)
+        return self._started(lambda: self._group.broadcast([tensor], options), tensor)
+
+    def all_gather(self, parts: torch.Tensor) -> Pending:
+        own = parts[self.rank].clone()  # gloo wants it apart from where it gathers
+        return self._started(
+            lambda: self._group._allgather_base(parts.view(-1), own.view(-1)), (parts, own)
+        )
+
+    def reduce_scatter(self, parts: torch.Tensor) -> Pending:
+        """gloo's own cannot be waited for with a way out, so there everybody gets every sum."""
+        if self._group_is_gloo:
+            return self.all_reduce(parts)
+        own = parts[self.rank]
+        return self._started(
+            lambda: self._group._reduce_scatter_base(own.view(-1), parts.view(-1)), parts
+        )
+
+    def _root(self, root: int) -> tuple[Any, Any]:
+        if root not in self._roots:
+            broadcast, reduce = dist.BroadcastOptions(), dist.ReduceOptions()
+            broadcast.rootRank = reduce.rootRank = root
+            self._roots[root] = broadcast, reduce
+        return self._roots[root]
 
     def rebind(self, abort: threading.Event) -> None:
         self.abort = abort
@@ -190,13 +228,17 @@ class ProcessGroupCommunicator:
             stuck = any(not work.done for work, _ in under_way)
             _graveyard.bury((group, under_way), seconds=self.timeout_s if stuck else 0.0)
 
-    def _started(self, work: Any, tensor: torch.Tensor) -> Pending:
-        """Remember the operation and its tensor while it may touch it."""
-        pending = _Work(work, self)
+    def _started(self, start: Callable[[], Any], tensors: Any) -> Pending:
+        """Start an operation, and remember it and its tensors while it may touch them."""
+        try:
+            pending = _Work(start(), self)
+        except RuntimeError as error:
+            self.close()
+            raise PeerLost(str(error)) from error
         with self._lock:
             while self._under_way and self._under_way[0][0].done:
                 self._under_way.popleft()
-            self._under_way.append((pending, tensor))
+            self._under_way.append((pending, tensors))
         return pending
 
 

@@ -1,5 +1,8 @@
 """Who holds what in one generation: rank <-> coordinates, box <-> owners, and which groups exist.
 
+An owner of a box computes with its weight; a keeper has its state. Without optimizer sharding they
+are the same.
+
 A pure function of (plan, model, members): every worker computes the same Layout from the same
 three values, so nothing about it has to be agreed on at run time. No torch.
 """
@@ -192,6 +195,39 @@ class Layout:
                 owners.setdefault(box, []).append(rank)
         ordered = sorted(owners, key=lambda box: (order[box.tensor], box.offset))
         return {box: tuple(owners[box]) for box in ordered}
+
+    @cached_property
+    def keepers(self) -> Mapping[Box, tuple[int, ...]]:
+        """Ranks that keep the state of each box: its fp32 weight and both moments; same order.
+
+        All owners, each for itself; with optimizer sharding (ZeRO-1) one of them for all. What goes
+        together is what of one tensor has the same owners: the largest first, each to the owner
+        that keeps least so far (Graham's longest-processing-time rule), so that no rank keeps more
+        than an even share and one such part.
+        """
+        if not self.plan.optimizer_sharding:
+            return self.owners
+        parts: dict[tuple[str, tuple[int, ...]], list[Box]] = {}
+        for box, owners in self.owners.items():
+            parts.setdefault((box.tensor, owners), []).append(box)
+        sizes = {part: sum(box.numel for box in boxes) for part, boxes in parts.items()}
+        kept = [0] * self.world_size
+        keeper: dict[Box, tuple[int, ...]] = {}
+        # What has one owner leaves no choice, and is what the others are balanced against.
+        for part in sorted(parts, key=lambda part: (len(part[1]) > 1, -sizes[part])):
+            rank = min(part[1], key=lambda rank: (kept[rank], rank))
+            kept[rank] += sizes[part]
+            keeper.update(dict.fromkeys(parts[part], (rank,)))
+        return {box: keeper[box] for box in self.owners}
+
+    @cached_property
+    def kept(self) -> tuple[tuple[Box, ...], ...]:
+        """Boxes whose state each rank keeps, in the fixed global order: what is snapshotted, moved
+        and restored. The other boxes of a rank are copies that their keeper hands out."""
+        return tuple(
+            tuple(box for box in boxes if rank in self.keepers[box])
+            for rank, boxes in enumerate(self.boxes)
+        )
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:

@@ -73,13 +73,13 @@ class _Inbox:
 
     def __init__(
         self, line: Communicator | None, *, root: int, tensor: Communicator,
-        shape: tuple[int, ...], device: torch.device, count: int,
+        shape: tuple[int, ...], like: torch.Tensor, count: int,
     ) -> None:  # fmt: skip
         self._line = line
         self._root = root
         self._tensor = tensor
         self._shape = shape
-        self._device = device
+        self._like = like  # of their type, on their device
         self._left = count
         self._next = self._ask()
 
@@ -87,7 +87,7 @@ class _Inbox:
         if self._line is None or self._left == 0:
             return None
         self._left -= 1
-        buffer_BTD = torch.empty(self._shape, device=self._device)
+        buffer_BTD = self._like.new_empty(self._shape)
         return buffer_BTD, self._line.broadcast(buffer_BTD, root=self._root)
 
     def take(self) -> torch.Tensor:
@@ -97,7 +97,7 @@ class _Inbox:
             pending.wait()
             self._next = self._ask()
         else:
-            arrived_BTD = torch.empty(self._shape, device=self._device)
+            arrived_BTD = self._like.new_empty(self._shape)
         if self._tensor.size > 1:
             self._tensor.broadcast(arrived_BTD, root=0).wait()
         return arrived_BTD
@@ -106,7 +106,10 @@ class _Inbox:
 class Pipeline:
     """One rank's stage at work."""
 
-    def __init__(self, module: Stage, layout: Layout, rank: int, *, device: torch.device) -> None:
+    def __init__(
+        self, module: Stage, layout: Layout, rank: int, *, device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
         at = layout.coordinates[rank]
         self.first, self.last = layout.is_first(rank), layout.is_last(rank)
         self._module = module
@@ -114,7 +117,7 @@ class Pipeline:
         self._num_stages = layout.plan.replicas[at.replica].num_stages
         self._length = layout.plan.sequence_length
         self._width = layout.spec.hidden_size
-        self._device = device
+        self._like = torch.empty(0, device=device, dtype=dtype)
         self._links = Links()
         self._sent: list[Pending] = []
 
@@ -200,7 +203,7 @@ class Pipeline:
             return None
         return _Inbox(
             line, root=root, tensor=self._links.tensor, shape=(size, self._length, self._width),
-            device=self._device, count=count,
+            like=self._like, count=count,
         )  # fmt: skip
 
     def _send(self, line: Communicator | None, tensor_BTD: torch.Tensor, *, root: int) -> None:

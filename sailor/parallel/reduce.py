@@ -1,6 +1,6 @@
 """From each microbatch's gradients to the sum over the global batch, on every owner.
 
-Two ways, of one interface. ``FastSum`` lets autograd add up in fp32 and sums over owners in fp32.
+Two ways, of one interface. ``FastSum`` adds up in fp32, over owners while backward still runs.
 ``ExactSum`` rounds every microbatch's gradient to a fixed grid and adds multiples of the grid in
 fp64, which is exact in any order: however the microbatches are dealt to replicas, and the blocks to
 stages, the sum has the same bits. The price is a second pass over the gradients per microbatch and
@@ -9,14 +9,15 @@ twice the bytes on the wire.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import torch
 
-from sailor.parallel.comm import Communicator
+from sailor.parallel.comm import Communicator, Pending
 from sailor.parallel.state import Segment, Slot, StageState, padded
 
 # Grid of the exact sum, on gradients of the mean loss, give or take a factor of two for making it
@@ -27,6 +28,7 @@ GRID_BITS = 44
 EXACT_BITS = 53
 
 
+PORTION = 1 << 21  # elements of a fast sum that travel together: 8 MiB, as long as a link is busy
 CHUNK = 1 << 15  # elements converted to fp64 at a time: they stay in the nearest caches
 
 
@@ -42,17 +44,20 @@ class _Chunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """What is summed over one set of owners in one operation.
+    """What is summed over one set of owners in one operation, for the one that keeps its state.
 
     Either slots that the set owns whole, which lie together in the flat arrays at [start, stop), or
     ``staged`` segments of slots that several sets share. An owner with the highest tensor-parallel
     degree has the former where one with a lower degree has the latter: same elements, same order.
+    ``keeper`` None: every owner wants the sum. ``tensors``: whose gradients it waits for.
     """
 
     owners: tuple[int, ...]
+    keeper: int | None
     start: int
     stop: int
     staged: tuple[Segment, ...]
+    tensors: tuple[str, ...]
 
     @property
     def size(self) -> int:
@@ -68,25 +73,63 @@ class Bucket:
             at += padded(segment.numel)
         return views
 
+    def wanted_by(self, rank: int) -> bool:
+        """Whether the sum is of use to a rank."""
+        return self.keeper is None or self.keeper == rank
 
-def buckets_of(state: StageState) -> tuple[Bucket, ...]:
-    """Every bucket of a rank, in the order of their owners: the same order on all of them."""
-    owners = sorted({segment.owners for slot in state.slots for segment in slot.segments})
+    def start_sum(
+        self, flat: torch.Tensor, groups: Mapping[tuple[int, ...], Communicator]
+    ) -> Pending | None:
+        """Sum over the owners; None where there is one. Raises Aborted."""
+        if len(self.owners) == 1:
+            return None
+        group = groups[self.owners]
+        if self.keeper is None:
+            return group.all_reduce(flat)
+        return group.reduce(flat, root=self.owners.index(self.keeper))
+
+
+def buckets_of(state: StageState, *, most: int | None = None) -> tuple[Bucket, ...]:
+    """Every bucket of a rank, in the order of their owners and keepers: the same on all of them.
+
+    One for each set of owners and keeper, or several of about ``most`` elements, cut between
+    parameters, which are in one order on all owners.
+    """
+    sets: dict[tuple[tuple[int, ...], int | None], list[tuple[Slot, Segment]]] = {}
+    for slot in state.slots:
+        for segment in slot.segments:
+            sets.setdefault((segment.owners, segment.keeper), []).append((slot, segment))
     buckets = []
-    for ranks in owners:
-        mine = [
-            (slot, segment)
-            for slot in state.slots
-            for segment in slot.segments
-            if segment.owners == ranks
-        ]
-        whole = [slot for slot, _ in mine if len(slot.segments) == 1]
-        staged = tuple(segment for slot, segment in mine if len(slot.segments) > 1)
-        assert not (whole and staged), "one set of owners cuts all its tensors alike"
-        start = whole[0].offset if whole else 0
-        stop = padded(whole[-1].offset + whole[-1].numel) if whole else 0
-        buckets.append(Bucket(owners=ranks, start=start, stop=stop, staged=staged))
+    for owners, keeper in sorted(sets, key=lambda key: (key[0], -1 if key[1] is None else key[1])):
+        for part in _portions(sets[owners, keeper], most):
+            whole = [slot for slot, _ in part if len(slot.segments) == 1]
+            staged = tuple(segment for slot, segment in part if len(slot.segments) > 1)
+            assert not (whole and staged), "one set of owners cuts all its tensors alike"
+            start = whole[0].offset if whole else 0
+            stop = padded(whole[-1].offset + whole[-1].numel) if whole else 0
+            buckets.append(
+                Bucket(
+                    owners=owners, keeper=keeper, start=start, stop=stop, staged=staged,
+                    tensors=tuple(slot.logical.name for slot, _ in part),
+                )
+            )  # fmt: skip
     return tuple(buckets)
+
+
+def _portions(
+    segments: list[tuple[Slot, Segment]], most: int | None
+) -> Iterator[list[tuple[Slot, Segment]]]:
+    """Neighbours, until they have ``most`` elements together."""
+    portion: list[tuple[Slot, Segment]] = []
+    size = 0
+    for slot, segment in segments:
+        portion.append((slot, segment))
+        size += segment.numel
+        if most is not None and size >= most:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
 class GradientSum(Protocol):
@@ -97,13 +140,17 @@ class GradientSum(Protocol):
 
     seed: float
 
-    def begin(self) -> None:
-        """Forget the last step."""
+    def begin(
+        self, groups: Mapping[tuple[int, ...], Communicator], *, num_microbatches: int
+    ) -> None:
+        """Forget the last step. So many backward passes will come, then ``reduce``.
 
-    def reduce(self, groups: Mapping[tuple[int, ...], Communicator]) -> None:
-        """Sum over owners; afterwards ``state.gradients`` has the gradient of the mean loss.
+        ``groups`` by owners; a box with one owner needs none.
+        """
 
-        ``groups`` by owners; a box with one owner needs none. Collective. Raises Aborted.
+    def reduce(self) -> None:
+        """Sum over owners; afterwards ``state.gradients`` has the gradient of the mean loss of all
+        that this rank keeps. Collective. Raises Aborted.
         """
 
     def magnitude(self) -> float:
@@ -114,7 +161,13 @@ class GradientSum(Protocol):
 
 
 class FastSum:
-    """fp32 throughout, in place: autograd adds to the flat array itself."""
+    """fp32 throughout, and over owners while backward still runs.
+
+    Gradients add up in the flat array: by autograd itself, or where they come in bf16 on their way.
+    As soon as the last microbatch has passed through all parameters of a bucket, its sum over the
+    owners starts. The order of buckets is that of backward, the same on all owners, for operations
+    of one group must start in one order everywhere: a bucket that is complete early waits its turn.
+    """
 
     def __init__(
         self,
@@ -122,42 +175,102 @@ class FastSum:
         parameters: tuple[tuple[str, torch.nn.Parameter], ...],
         *,
         tokens_per_step: int,
+        portion: int = PORTION,
     ) -> None:
         self.seed = 1.0 / tokens_per_step
         self._state = state
-        self._parameters = parameters
-        self._buckets = buckets_of(state)
+        self._parameters = tuple((name, p) for name, p in parameters if p.requires_grad)
+        self._in_place = state.weights.dtype is torch.float32
+
+        # Backward is done with a bucket when it has come to the earliest of its tensors.
+        def earliest(bucket: Bucket) -> int:
+            return min(state.order[name] for name in bucket.tensors)
+
+        self._buckets = sorted(
+            buckets_of(state, most=portion), key=lambda b: (-earliest(b), b.keeper or 0)
+        )
+        self._awaits: list[list[int]] = [
+            [at for at, bucket in enumerate(self._buckets) if name in bucket.tensors]
+            for name, _ in self._parameters
+        ]
+        self._groups: Mapping[tuple[int, ...], Communicator] = {}
+        self._passes: list[int] = []  # by parameter: backward passes that are to come
+        self._missing: list[int] = []  # by bucket: parameters that are not complete
+        self._queues: dict[tuple[int, ...], deque[int]] = {}
+        self._under_way: list[tuple[Bucket, torch.Tensor, Pending | None]] = []
         self._attach()
+        for index, (_, parameter) in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._passed, index)
+            )
 
     def _attach(self) -> None:
-        device = self._state.gradients.device
-        for name, parameter in self._parameters:
-            if parameter.requires_grad:
-                parameter.grad = self._state.by_name[name].of(self._state.gradients)
+        state, device = self._state, self._state.gradients.device
+        self._views = [state.by_name[name].of(state.gradients) for name, _ in self._parameters]
+        if self._in_place:
+            for (_, parameter), view in zip(self._parameters, self._views, strict=True):
+                parameter.grad = view
         self._flats = [
             torch.zeros(bucket.size, device=device)
             if bucket.staged
-            else self._state.gradients[bucket.start : bucket.stop]
+            else state.gradients[bucket.start : bucket.stop]
             for bucket in self._buckets
         ]
 
-    def begin(self) -> None:
+    def begin(
+        self, groups: Mapping[tuple[int, ...], Communicator], *, num_microbatches: int
+    ) -> None:
         self._state.gradients.zero_()
+        self._groups = groups
+        self._passes = [num_microbatches] * len(self._parameters)
+        self._missing = [0] * len(self._buckets)
+        self._under_way = []
+        for buckets in self._awaits:
+            for at in buckets:
+                self._missing[at] += 1
+        self._queues = {}
+        for at, bucket in enumerate(self._buckets):
+            self._queues.setdefault(bucket.owners, deque()).append(at)
 
     def magnitude(self) -> float:
         return 0.0
 
-    def reduce(self, groups: Mapping[tuple[int, ...], Communicator]) -> None:
-        under_way = []
-        for bucket, flat in zip(self._buckets, self._flats, strict=True):
-            if len(bucket.owners) > 1:
+    def _passed(self, index: int, parameter: torch.Tensor) -> None:
+        """Backward of one microbatch has come through a parameter."""
+        if not self._in_place:
+            assert parameter.grad is not None
+            self._views[index].add_(parameter.grad)
+            parameter.grad = None
+        if not self._passes:
+            return  # nobody began: gradients are wanted, sums are not
+        self._passes[index] -= 1
+        if self._passes[index] == 0:
+            for at in self._awaits[index]:
+                self._missing[at] -= 1
+                self._advance(self._buckets[at].owners)
+
+    def _advance(self, owners: tuple[int, ...]) -> None:
+        """Start what is complete, in order."""
+        queue = self._queues[owners]
+        while queue and self._missing[queue[0]] == 0:
+            at = queue.popleft()
+            bucket, flat = self._buckets[at], self._flats[at]
+            if len(owners) > 1:
                 for segment, view in bucket.views(flat):
                     view.copy_(segment.of(self._gradient(segment)))
-                under_way.append((bucket, flat, groups[bucket.owners].all_reduce(flat)))
-        for bucket, flat, pending in under_way:
-            pending.wait()
-            for segment, view in bucket.views(flat):
-                segment.of(self._gradient(segment)).copy_(view)
+            self._under_way.append((bucket, flat, bucket.start_sum(flat, self._groups)))
+
+    def reduce(self) -> None:
+        for owners, queue in self._queues.items():
+            self._advance(owners)
+            assert not queue, "a parameter had fewer backward passes than were announced"
+        for bucket, flat, pending in self._under_way:
+            if pending is not None:
+                pending.wait()
+                if bucket.wanted_by(self._state.rank):
+                    for segment, view in bucket.views(flat):
+                        segment.of(self._gradient(segment)).copy_(view)
+        self._passes = []
 
     def _gradient(self, segment: Segment) -> torch.Tensor:
         return self._state.by_name[segment.tensor].of(self._state.gradients)
@@ -188,6 +301,7 @@ class ExactSum:
         self._state = state
         self._slots = [state.by_name[name] for name, p in parameters if p.requires_grad]
         self._buckets = buckets_of(state)
+        self._groups: Mapping[tuple[int, ...], Communicator] = {}
         # By tensor: a tied matrix is two parameters that are added to one sum.
         self._extremes: dict[str, list[torch.Tensor]] = {s.logical.name: [] for s in self._slots}
         self._allocate()
@@ -209,7 +323,7 @@ class ExactSum:
         """Where a parameter's gradient is added: whole, or segment by segment."""
         targets: list[tuple[Segment | None, list[_Chunk]]] = []
         for bucket, sums in zip(self._buckets, self._sums, strict=True):
-            if len(slot.segments) == 1 and slot.segments[0].owners == bucket.owners:
+            if bucket.start <= slot.offset < bucket.stop:
                 at = slot.offset - bucket.start
                 total = sums[at : at + slot.numel].view(slot.shape)
                 targets.append((None, self._chunks(total)))
@@ -235,7 +349,10 @@ class ExactSum:
             )
         return chunks
 
-    def begin(self) -> None:
+    def begin(
+        self, groups: Mapping[tuple[int, ...], Communicator], *, num_microbatches: int
+    ) -> None:
+        self._groups = groups
         for sums in self._sums:
             sums.zero_()
         for extremes in self._extremes.values():
@@ -263,14 +380,16 @@ class ExactSum:
         ]
         return float(torch.stack(bounds).max()) / 2.0**EXACT_BITS if bounds else 0.0
 
-    def reduce(self, groups: Mapping[tuple[int, ...], Communicator]) -> None:
+    def reduce(self) -> None:
         under_way = [
-            None if len(bucket.owners) == 1 else groups[bucket.owners].all_reduce(sums)
+            bucket.start_sum(sums, self._groups)
             for bucket, sums in zip(self._buckets, self._sums, strict=True)
         ]
         for bucket, sums, pending in zip(self._buckets, self._sums, under_way, strict=True):
             if pending is not None:
                 pending.wait()
+            if not bucket.wanted_by(self._state.rank):
+                continue
             sums.mul_(self._to_mean)
             if not bucket.staged:
                 self._state.gradients[bucket.start : bucket.stop].copy_(sums)

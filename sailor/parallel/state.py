@@ -1,8 +1,12 @@
 """The memory of one worker's share of the model: weights, gradients and Adam moments, as boxes.
 
-Four flat fp32 arrays of one order. The order puts next to each other what is reduced over the same
-ranks, so that a reduction works on the gradients where they lie; inside that, what decays and what
-does not, so that the optimizer runs over long stretches. A box is a view into them.
+Flat arrays. What is computed with, weights (fp32 or bf16) and fp32 gradients, is there for every
+box of the rank; the state, fp32 weights and both moments, for those it keeps: all of them, or with
+optimizer sharding its part. In fp32 the weights that are kept are the state, there is no copy.
+
+The order puts next to each other what is reduced over the same ranks, so that a reduction works on
+the gradients where they lie; inside that, what decays and what does not, so that the optimizer runs
+over long stretches. A box is a view into them.
 """
 
 from __future__ import annotations
@@ -36,8 +40,9 @@ class BoxTensors:
 class Segment:
     """A run of boxes of one parameter that the same ranks own; usually the whole parameter.
 
-    ``start`` and ``extent`` are along ``axis`` of this rank's share. ``contributes`` is false where
-    every rank of a tensor group holds a copy and another one's gradient counts.
+    ``start`` and ``extent`` are along ``axis`` of this rank's share. ``keeper`` is the rank that
+    keeps its state for all owners, None where each does. ``contributes`` is false where every rank
+    of a tensor group holds a copy and another one's gradient counts.
     """
 
     tensor: str
@@ -46,6 +51,7 @@ class Segment:
     extent: int
     shape: tuple[int, ...]
     owners: tuple[int, ...]
+    keeper: int | None
     contributes: bool
 
     @property
@@ -60,7 +66,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """One parameter's place in the flat arrays."""
+    """One parameter's place in the arrays of weights and gradients."""
 
     logical: LogicalTensor
     shape: tuple[int, ...]
@@ -83,35 +89,118 @@ class Slot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """A parameter whose state is here, or where ``segment`` is one a part of it.
+
+    ``at`` is its place in the arrays of state.
+    """
+
+    slot: Slot
+    segment: Segment | None
+    at: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what is kept."""
+        return self.slot.shape if self.segment is None else self.segment.shape
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """Its view of an array of state."""
+        return flat[self.at : self.at + prod(self.shape)].view(self.shape)
+
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What is kept, of a tensor of the parameter's shape."""
+        return whole if self.segment is None else self.segment.of(whole)
+
+    def boxes(self) -> Iterator[tuple[Box, int]]:
+        """Its boxes, each with where it starts along the axis of what is kept."""
+        first = self.slot.boxes[0].offset
+        start, stop = 0, self.slot.shape[self.slot.boxes[0].axis]
+        if self.segment is not None:
+            start, stop = self.segment.start, self.segment.start + self.segment.extent
+        for box in self.slot.boxes:
+            if start <= box.offset - first < stop:
+                yield box, box.offset - first - start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """A run of the flat arrays that the optimizer treats alike."""
+    """A run of the arrays that the optimizer treats alike.
+
+    [start, stop) of weights and gradients; in the arrays of state it begins at ``at``.
+    """
 
     start: int
     stop: int
+    at: int
+    decay: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What the optimizer works on at once: contiguous fp32 tensors of one shape."""
+
+    weight: torch.Tensor
+    gradient: torch.Tensor
+    moment1: torch.Tensor
+    moment2: torch.Tensor
     decay: bool
 
 
 class StageState:
-    """Where every parameter, gradient and moment of one rank lies."""
+    """Where every parameter, gradient and moment of one rank lies.
 
-    def __init__(self, layout: Layout, rank: int, *, device: torch.device) -> None:
-        self.slots = _slots(layout, rank)
+    ``dtype`` is that of the weights that are computed with. With ``split_sequences`` every rank of
+    a tensor group sees other tokens, so that all of them contribute to what they all hold.
+    """
+
+    def __init__(
+        self, layout: Layout, rank: int, *, device: torch.device,
+        dtype: torch.dtype = torch.float32, split_sequences: bool = False,
+    ) -> None:  # fmt: skip
+        self.rank = rank
+        self.slots = _slots(layout, rank, split_sequences=split_sequences)
+        self.order = {tensor.name: index for index, tensor in enumerate(layout.spec.tensors)}
         last = self.slots[-1]
         size = padded(last.offset + last.numel)
-        self.weights = torch.zeros(size, device=device)
-        self.moments1 = torch.zeros(size, device=device)
-        self.moments2 = torch.zeros(size, device=device)
+        self.weights = torch.zeros(size, device=device, dtype=dtype)
         self.gradients = torch.zeros(size, device=device)
-        self.stretches = tuple(_stretches(self.slots, size))
-        self.by_name = {slot.logical.name: slot for slot in self.slots}
-        self.boxes = {
-            box: BoxTensors(
-                weight=slot.box_of(slot.of(self.weights), box),
-                moment1=slot.box_of(slot.of(self.moments1), box),
-                moment2=slot.box_of(slot.of(self.moments2), box),
+        sharded = layout.plan.optimizer_sharding
+        self.kept = _kept(self.slots, rank) if sharded else _all_kept(self.slots)
+        self.stretches = tuple(_stretches(self.kept, size=None if sharded else size))
+        state_size = size
+        if sharded:
+            state_size = max((k.at + padded(prod(k.shape)) for k in self.kept), default=0)
+        # In fp32 a parameter that is kept whole needs no second copy of its weight; the others
+        # stand behind all of these.
+        self._copied_from = 0
+        if dtype is torch.float32:
+            whole = [k for k in self.kept if k.segment is None]
+            self._copied_from = (
+                state_size
+                if len(whole) == len(self.kept)
+                else (max((k.at + padded(prod(k.shape)) for k in whole), default=0))
             )
-            for box, slot in _in_order(layout.boxes[rank], self.slots)
+        self._copies = torch.zeros(state_size - self._copied_from, device=device)
+        self.moments1 = torch.zeros(state_size, device=device)
+        self.moments2 = torch.zeros(state_size, device=device)
+        self.by_name = {slot.logical.name: slot for slot in self.slots}
+        boxes = {
+            box: BoxTensors(
+                weight=self.master_of(kept).narrow(box.axis, start, box.extent),
+                moment1=kept.of(self.moments1).narrow(box.axis, start, box.extent),
+                moment2=kept.of(self.moments2).narrow(box.axis, start, box.extent),
+            )
+            for kept in self.kept
+            for box, start in kept.boxes()
         }
+        self.boxes = {box: boxes[box] for box in layout.kept[rank]}
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of weights, masters and moments: all but gradients."""
+        arrays = (self.weights, self._copies, self.moments1, self.moments2)
+        return sum(array.numel() * array.element_size() for array in arrays)
 
     def bind(
         self, leaves: Iterable[tuple[str, torch.nn.Module, str]]
@@ -139,37 +228,86 @@ class StageState:
             raise ValueError("the module and the model's list of tensors do not agree")
         return tuple(bound)
 
+    def master_of(self, kept: Kept) -> torch.Tensor:
+        """The fp32 weight of something kept."""
+        if kept.segment is None and self.weights.dtype is torch.float32:
+            return kept.slot.of(self.weights)
+        start = kept.at - self._copied_from
+        return self._copies[start : start + prod(kept.shape)].view(kept.shape)
+
+    def updates(self) -> Iterator[Update]:
+        """Everything the optimizer has to work on, once."""
+        in_place = self.weights.dtype is torch.float32
+        for s in self.stretches:
+            state = slice(s.at, s.at + s.stop - s.start)
+            yield Update(
+                weight=self.weights[s.start : s.stop] if in_place else self._copies[state],
+                gradient=self.gradients[s.start : s.stop],
+                moment1=self.moments1[state], moment2=self.moments2[state], decay=s.decay,
+            )  # fmt: skip
+        for kept in self.kept:
+            if kept.segment is not None:
+                yield Update(
+                    weight=self.master_of(kept),
+                    gradient=kept.part_of(kept.slot.of(self.gradients)).contiguous(),
+                    moment1=kept.of(self.moments1), moment2=kept.of(self.moments2),
+                    decay=kept.slot.logical.decay,
+                )  # fmt: skip
+
+    def publish(self) -> None:
+        """Let the weights that are computed with be those of the state, rounded to their type."""
+        if self.weights.dtype is not torch.float32:
+            for s in self.stretches:
+                self.weights[s.start : s.stop].copy_(self._copies[s.at : s.at + s.stop - s.start])
+        for kept in self.kept:
+            if kept.segment is not None:
+                kept.part_of(kept.slot.of(self.weights)).copy_(self.master_of(kept))
+
+    def clear(self) -> None:
+        """All weights and moments zero."""
+        for flat in (self.weights, self._copies, self.moments1, self.moments2):
+            flat.zero_()
+
 
 def padded(numel: int) -> int:
     """The next multiple of the alignment."""
     return -(-numel // _ALIGN) * _ALIGN
 
 
-def _in_order(boxes: tuple[Box, ...], slots: tuple[Slot, ...]) -> Iterator[tuple[Box, Slot]]:
-    by_name = {slot.logical.name: slot for slot in slots}
-    return ((box, by_name[box.tensor]) for box in boxes)
-
-
-def _slots(layout: Layout, rank: int) -> tuple[Slot, ...]:
+def _slots(layout: Layout, rank: int, *, split_sequences: bool) -> tuple[Slot, ...]:
     """Every parameter of a rank with its place.
 
-    Order: by the owners of its boxes, then decaying or not, then the model's order. Parameters
-    whose boxes have different owners (tensor parallelism differs between replicas) come last.
+    Order: by the owners of its boxes, then by their keeper, then decaying or not, then the model's
+    order. Parameters whose boxes have different owners (tensor parallelism differs between
+    replicas) come last.
     """
     logical = {tensor.name: tensor for tensor in layout.spec.tensors}
     order = {name: index for index, name in enumerate(logical)}
-    tensor_rank = layout.coordinates[rank].tensor_rank
-    parameters: list[tuple[tuple[int, ...], LogicalTensor, tuple[Box, ...], list[Segment]]] = []
+    every = split_sequences or layout.coordinates[rank].tensor_rank == 0
+    parameters: list[tuple[LogicalTensor, tuple[Box, ...], list[Segment]]] = []
     for name, run in groupby(layout.boxes[rank], key=lambda box: box.tensor):
         boxes = tuple(run)
-        contributes = logical[name].split_axis is not None or tensor_rank == 0
-        segments = _segments(boxes, layout, contributes=contributes)
-        owners = segments[0].owners if len(segments) == 1 else ()
-        parameters.append((owners, logical[name], boxes, segments))
-    parameters.sort(key=lambda p: (p[0] == (), p[0], not p[1].decay, order[p[1].name]))
+        contributes = every or logical[name].split_axis is not None
+        parameters.append((logical[name], boxes, _segments(boxes, layout, contributes=contributes)))
+
+    def place(
+        parameter: tuple[LogicalTensor, tuple[Box, ...], list[Segment]],
+    ) -> tuple[object, ...]:
+        tensor, _, segments = parameter
+        several = len(segments) > 1
+        owners = () if several else segments[0].owners
+        keeper = None if several else segments[0].keeper
+        return (
+            several,
+            owners,
+            -1 if keeper is None else keeper,
+            not tensor.decay,
+            order[tensor.name],
+        )
+
     slots = []
     offset = 0
-    for _, tensor, boxes, segments in parameters:
+    for tensor, boxes, segments in sorted(parameters, key=place):
         shape = list(boxes[0].shape)
         shape[boxes[0].axis] = sum(box.extent for box in boxes)
         slot = Slot(
@@ -189,18 +327,52 @@ def _segments(boxes: tuple[Box, ...], layout: Layout, *, contributes: bool) -> l
         extent = sum(box.extent for box in joined)
         axis = joined[0].axis
         shape = tuple(extent if a == axis else n for a, n in enumerate(joined[0].shape))
+        keeper = layout.keepers[joined[0]][0] if layout.plan.optimizer_sharding else None
         segments.append(
             Segment(
                 tensor=joined[0].tensor, axis=axis, start=joined[0].offset - boxes[0].offset,
-                extent=extent, shape=shape, owners=owners, contributes=contributes,
+                extent=extent, shape=shape, owners=owners, keeper=keeper, contributes=contributes,
             )
         )  # fmt: skip
     return segments
 
 
-def _stretches(slots: tuple[Slot, ...], size: int) -> Iterator[Stretch]:
-    """Neighbouring slots that decay alike, joined."""
-    runs = [(decay, list(run)) for decay, run in groupby(slots, key=lambda s: s.logical.decay)]
-    starts = [run[0].offset for _, run in runs] + [size]
-    for (decay, _), start, stop in zip(runs, starts, starts[1:], strict=False):
-        yield Stretch(start=start, stop=stop, decay=decay)
+def _all_kept(slots: tuple[Slot, ...]) -> tuple[Kept, ...]:
+    """Without sharding the arrays of state are those of the weights, place for place."""
+    return tuple(Kept(slot=slot, segment=None, at=slot.offset) for slot in slots)
+
+
+def _kept(slots: tuple[Slot, ...], rank: int) -> tuple[Kept, ...]:
+    """What a rank keeps: whole parameters in their order, then parts of others."""
+    whole = [slot for slot in slots if all(s.keeper == rank for s in slot.segments)]
+    wanted: list[tuple[Slot, Segment | None]] = [(slot, None) for slot in whole]
+    wanted += [
+        (slot, segment)
+        for slot in slots
+        if slot not in whole
+        for segment in slot.segments
+        if segment.keeper == rank
+    ]
+    kept, at = [], 0
+    for slot, segment in wanted:
+        kept.append(Kept(slot=slot, segment=segment, at=at))
+        at += padded(prod(kept[-1].shape))
+    return tuple(kept)
+
+
+def _stretches(kept: tuple[Kept, ...], *, size: int | None) -> Iterator[Stretch]:
+    """Parameters kept whole that are neighbours and decay alike, joined.
+
+    With the ``size`` of the arrays the last one goes to their end.
+    """
+    joined: list[Stretch] = []
+    for here in (k for k in kept if k.segment is None):
+        start, decay = here.slot.offset, here.slot.logical.decay
+        stop = padded(start + here.slot.numel)
+        before = joined[-1] if joined else None
+        if before is not None and before.stop == start and before.decay is decay:
+            joined[-1] = Stretch(start=before.start, stop=stop, at=before.at, decay=decay)
+        else:
+            joined.append(Stretch(start=start, stop=stop, at=here.at, decay=decay))
+    assert size is None or joined[-1].stop == size
+    yield from joined

@@ -36,10 +36,10 @@ class TensorGroup:
     def embed(self, tokens_BT: torch.Tensor, weight_vD: torch.Tensor) -> torch.Tensor:
         """Rows of the token matrix, of which each rank holds a run of ``v``. [B, T, D]."""
         if self.size == 1:
-            return F.embedding(tokens_BT, weight_vD)
+            return _rows(tokens_BT, weight_vD)
         local_BT = tokens_BT - self.rank * weight_vD.shape[0]
         absent_BT = (local_BT < 0) | (local_BT >= weight_vD.shape[0])
-        rows_BTD = F.embedding(local_BT.masked_fill(absent_BT, 0), weight_vD)
+        rows_BTD = _rows(local_BT.masked_fill(absent_BT, 0), weight_vD)
         return self.leave(rows_BTD.masked_fill(absent_BT.unsqueeze(-1), 0.0))
 
     def cross_entropy(self, logits_Nv: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
@@ -53,6 +53,31 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> torch.Te
     """Function.apply has no types of its own; all of ours return one tensor."""
     output: torch.Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
     return output
+
+
+def _rows(tokens_BT: torch.Tensor, weight_vD: torch.Tensor) -> torch.Tensor:
+    """Rows of a matrix. Gradients of a row add up in fp32 whatever the matrix is in."""
+    if weight_vD.dtype is not torch.bfloat16:
+        return F.embedding(tokens_BT, weight_vD)
+    return _apply(_Rows, tokens_BT, weight_vD)
+
+
+class _Rows(torch.autograd.Function):
+    """A frequent token has hundreds of gradients: a sum in bf16 would stop growing at 256 ones."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens_BT: torch.Tensor, weight_vD: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tokens_BT)
+        ctx.num_rows = weight_vD.shape[0]
+        return F.embedding(tokens_BT, weight_vD)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BTD: torch.Tensor) -> tuple[None, torch.Tensor]:
+        (tokens_BT,) = ctx.saved_tensors
+        grad_vD = torch.ops.aten.embedding_dense_backward(
+            grad_BTD.float(), tokens_BT, ctx.num_rows, -1, False
+        )
+        return None, grad_vD.to(grad_BTD.dtype)
 
 
 class _Enter(torch.autograd.Function):

@@ -16,7 +16,8 @@ from sailor.parallel.layout import Group, Layout
 class LayoutChange:
     """The difference between an old layout (or none) and a new one.
 
-    ``arriving[rank]`` are the boxes of the new layout that the rank's worker did not hold before.
+    ``arriving[rank]`` are the boxes that the rank's worker keeps in the new layout and did not keep
+    before.
     """
 
     kept: tuple[Group, ...]
@@ -38,7 +39,7 @@ def change_between(old: Layout | None, new: Layout) -> LayoutChange:
     old_groups = {group.key: group for group in old.groups} if old is not None else {}
     new_keys = {group.key for group in new.groups}
     held = (
-        {worker: frozenset(old.boxes[rank]) for rank, worker in enumerate(old.workers)}
+        {worker: frozenset(old.kept[rank]) for rank, worker in enumerate(old.workers)}
         if old is not None
         else {}
     )
@@ -48,6 +49,6 @@ def change_between(old: Layout | None, new: Layout) -> LayoutChange:
         dropped=tuple(group for key, group in old_groups.items() if key not in new_keys),
         arriving=tuple(
             tuple(box for box in boxes if box not in held.get(worker, frozenset()))
-            for worker, boxes in zip(new.workers, new.boxes, strict=True)
+            for worker, boxes in zip(new.workers, new.kept, strict=True)
         ),
     )

@@ -1,8 +1,9 @@
-"""Whether all owners of a box hold the same bytes after a step (invariant I2). Pure.
+"""Whether all keepers of a box hold the same bytes after a step (invariant I2). Pure.
 
 Replicas step in lockstep and never exchange their weights again, so a bit that flips in one of them
 goes on unseen: no loss and no collective tells. The digests that agents make when they seal a
-snapshot do, at the cost of sending them.
+snapshot do, at the cost of sending them. With optimizer sharding a box has one keeper and there is
+nothing to compare.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _STEPS_REMEMBERED = 4  # reports of one step arrive within a step or two of each
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """A box whose owners disagree after ``step``: each digest with the workers that have it."""
+    """A box whose keepers disagree after ``step``: each digest with the workers that have it."""
 
     step: int
     box: str
@@ -27,7 +28,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """All ranks have told of a step. ``num_compared`` boxes had two owners or more."""
+    """All ranks have told of a step. ``num_compared`` boxes had two keepers or more."""
 
     step: int
     num_compared: int
@@ -42,12 +43,12 @@ class Agreement:
     _told: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)  # step -> rank -> …
 
     def hear(self, worker: WorkerId, *, step: int, digests: Sequence[int]) -> Comparison | None:
-        """A rank's digests after a step, one for each of its boxes in the layout's order.
+        """A rank's digests after a step, one for each box it keeps in the layout's order.
 
         Answers once, when the last rank has told. What does not fit the layout is ignored.
         """
         rank = self.layout.rank_of(worker)
-        if rank is None or len(digests) != len(self.layout.boxes[rank]):
+        if rank is None or len(digests) != len(self.layout.kept[rank]):
             return None
         told = self._told.setdefault(step, {})
         told[rank] = tuple(digests)
@@ -61,7 +62,7 @@ class Agreement:
     def _compare(self, step: int, told: dict[int, tuple[int, ...]]) -> Comparison:
         found: dict[Box, dict[int, list[WorkerId]]] = {}
         for rank, digests in told.items():
-            for box, digest in zip(self.layout.boxes[rank], digests, strict=True):
+            for box, digest in zip(self.layout.kept[rank], digests, strict=True):
                 found.setdefault(box, {}).setdefault(digest, []).append(self.layout.workers[rank])
         differences = tuple(
             Difference(
@@ -72,5 +73,5 @@ class Agreement:
             for box, by_digest in sorted(found.items(), key=lambda entry: entry[0].name)
             if len(by_digest) > 1
         )
-        shared = sum(len(owners) > 1 for owners in self.layout.owners.values())
+        shared = sum(len(keepers) > 1 for keepers in self.layout.keepers.values())
         return Comparison(step=step, num_compared=shared, differences=differences)

@@ -727,7 +727,7 @@ class Controller:
             copies.append(
                 Copy(
                     step=status.step,
-                    boxes=frozenset(box.name for box in active.boxes[rank]),
+                    boxes=frozenset(box.name for box in active.kept[rank]),
                     generation=self._run.active_generation,
                     worker=worker,
                     node=worker.node,

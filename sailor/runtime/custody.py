@@ -177,13 +177,13 @@ class Custody:
 
 
 def boxes_to_write(layout: Layout, *, node: str) -> dict[WorkerId, tuple[str, ...]]:
-    """Which boxes each worker of a node writes: those of which it is the lowest owner.
+    """Which boxes each worker of a node writes: those of which it is the lowest keeper.
 
     So every box of the model is in exactly one file.
     """
     chosen: dict[WorkerId, list[str]] = {}
-    for box, owners in layout.owners.items():
-        worker = layout.workers[owners[0]]
+    for box, keepers in layout.keepers.items():
+        worker = layout.workers[keepers[0]]
         if worker.node == node:
             chosen.setdefault(worker, []).append(box.name)
     return {worker: tuple(names) for worker, names in chosen.items()}

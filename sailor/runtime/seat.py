@@ -66,8 +66,8 @@ class Seat:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """The boxes of this rank."""
-        return self.layout.boxes[self.rank]
+        """The boxes whose state this rank keeps."""
+        return self.layout.kept[self.rank]
 
     def sit_down(self) -> None:
         """The state is in place: use it, over these groups, those taken over included."""

@@ -197,7 +197,7 @@ class Tenure:
         try:
             for worker in mine:
                 segments = await self._keeper.allocate(
-                    worker, prepare.generation, shapes_of(layout.boxes[part.rank_of(worker)])
+                    worker, prepare.generation, shapes_of(layout.kept[part.rank_of(worker)])
                 )
                 build = Build(
                     generation=prepare.generation,
@@ -411,7 +411,7 @@ class Tenure:
             part.sealing -= 1
             if part.halt is not None:
                 self._beside(self._answer_halt(part))
-        boxes = part.layout.boxes[part.rank_of(worker)]
+        boxes = part.layout.kept[part.rank_of(worker)]
         await self._tell(
             m.Snapshotted(
                 generation=generation,

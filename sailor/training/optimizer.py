@@ -22,21 +22,22 @@ class AdamW:
 
     def apply(self, *, step: int, learning_rate: float, clip: float) -> None:
         """Update weights and moments in place. ``clip`` multiplies the gradients first."""
-        state, settings = self._state, self._settings
-        device = state.weights.device
+        settings = self._settings
+        updates = list(self._state.updates())
+        device = self._state.gradients.device
         # The kernel divides by this; it is what loss scaling uses.
         scale = None if clip == 1.0 else torch.tensor(1.0 / clip, device=device)
         for decay in (True, False):
-            runs = [slice(s.start, s.stop) for s in state.stretches if s.decay is decay]
-            if not runs:
+            wanted = [update for update in updates if update.decay is decay]
+            if not wanted:
                 continue
             torch._fused_adamw_(
-                [state.weights[run] for run in runs],
-                [state.gradients[run] for run in runs],
-                [state.moments1[run] for run in runs],
-                [state.moments2[run] for run in runs],
+                [update.weight for update in wanted],
+                [update.gradient for update in wanted],
+                [update.moment1 for update in wanted],
+                [update.moment2 for update in wanted],
                 [],
-                [torch.tensor(float(step), device=device) for _ in runs],
+                [torch.tensor(float(step), device=device) for _ in wanted],
                 amsgrad=False,
                 lr=learning_rate,
                 beta1=settings.beta1,
@@ -47,3 +48,4 @@ class AdamW:
                 grad_scale=scale,
                 found_inf=None,
             )
+        self._state.publish()

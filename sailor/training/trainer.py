@@ -28,6 +28,7 @@ from sailor.parallel.comm import Communicator, LoopbackCommunicator, loopback_gr
 from sailor.parallel.layout import GroupKind, Layout
 from sailor.parallel.pipeline import Links, Microbatch, Pipeline
 from sailor.parallel.reduce import ExactSum, FastSum, GradientSum
+from sailor.parallel.spread import WeightSpread
 from sailor.parallel.state import BoxTensors, Slot, StageState
 from sailor.parallel.tensor import TensorGroup
 from sailor.training.evaluate import evaluation
@@ -37,6 +38,8 @@ from sailor.training.schedule import learning_rate
 from sailor.training.settings import TrainSettings
 
 log = logging.getLogger(__name__)
+
+COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class NotFinite(Exception):
@@ -83,7 +86,7 @@ class _Agreed:
 
 
 class Trainer:
-    """See the module's docstring. ``state`` has the boxes of the layout for this rank."""
+    """See the module's docstring. ``state`` has the boxes that this rank keeps (Layout.kept)."""
 
     def __init__(self, *, layout: Layout, rank: int, settings: TrainSettings) -> None:
         plan = layout.plan
@@ -97,8 +100,8 @@ class Trainer:
                 f"the plan has sequences of {plan.sequence_length} tokens, the settings of "
                 f"{settings.sequence_length}"
             )
-        if plan.optimizer_sharding or settings.compute_dtype != "float32":
-            raise ValueError("optimizer sharding and compute types but float32 are not built yet")
+        if settings.compute_dtype not in COMPUTE_DTYPES:
+            raise ValueError(f"{settings.compute_dtype} is none of {', '.join(COMPUTE_DTYPES)}")
         if settings.device == "cpu":
             torch.set_num_threads(1)  # bits depend on it, and workers share the cores
         self.layout = layout
@@ -113,13 +116,16 @@ class Trainer:
             layout.spec, blocks=stage.layers, first=layout.is_first(rank),
             last=layout.is_last(rank), recompute=stage.recompute, group=self._tensor,
         )  # fmt: skip
-        self._state = StageState(layout, rank, device=self.device)
+        dtype = COMPUTE_DTYPES[settings.compute_dtype]
+        self._state = StageState(layout, rank, device=self.device, dtype=dtype)
         self.state: dict[Box, BoxTensors] = self._state.boxes
         parameters = self._state.bind(module.leaves())
         self._sum: GradientSum = (ExactSum if settings.deterministic else FastSum)(
             self._state, parameters, tokens_per_step=plan.tokens_per_step
         )
-        self._pipeline = Pipeline(module, layout, rank, device=self.device)
+        self._spread = WeightSpread(self._state) if plan.optimizer_sharding else None
+        self._stale = True  # the keepers' weights have not been handed out since they changed
+        self._pipeline = Pipeline(module, layout, rank, device=self.device, dtype=dtype)
         self._optimizer = AdamW(self._state, settings.optimizer)
         manifest = load_manifest(Path(settings.tokens_path))
         self._train = TokenStream(
@@ -153,9 +159,12 @@ class Trainer:
             tensors.weight.copy_(read(box))
             tensors.moment1.zero_()
             tensors.moment2.zero_()
+        self.loaded()
 
     def loaded(self) -> None:
-        """State was written from outside. In fp32 the weights are what is computed with."""
+        """State was written from outside: compute with it from now on."""
+        self._state.publish()
+        self._stale = True
 
     def warm_up(self) -> None:
         """Run one step alone, before there is state: loads kernels, touches all memory.
@@ -165,8 +174,7 @@ class Trainer:
         """
         self.connect(loopback_groups(self.layout, self.rank))
         self.step(1, stop=False)
-        for flat in (self._state.weights, self._state.moments1, self._state.moments2):
-            flat.zero_()
+        self._state.clear()
 
     def connect(self, groups: Mapping[str, Communicator]) -> None:
         """Speak over these groups from now on: all of the layout's that have this rank."""
@@ -175,6 +183,8 @@ class Trainer:
         if missing:
             raise ValueError(f"rank {self.rank} needs groups {missing}")
         if not self._clean:
+            if self._spread is not None:
+                raise ValueError("others may still write into these weights: take a new trainer")
             self._sum.renew()
             self._clean = True
         for group in mine:
@@ -210,12 +220,12 @@ class Trainer:
         microbatches = self._microbatches(step)
         self._enter()
         with self._phase("forward_backward"):
-            self._sum.begin()
+            self._sum.begin(self._owners, num_microbatches=len(microbatches))
             losses = self._pipeline.train(
                 microbatches, size=self._replica.microbatch_size, seed=self._sum.seed
             )
         with self._phase("reduce"):
-            self._sum.reduce(self._owners)
+            self._sum.reduce()
         with self._phase("norm"):
             agreed = self._agree(losses, stop=stop, room=room())
         self._clean = True
@@ -228,6 +238,7 @@ class Trainer:
             limit = settings.optimizer.clip_norm
             clip = limit / grad_norm if 0.0 < limit < grad_norm else 1.0
             self._optimizer.apply(step=step, learning_rate=rate, clip=clip)
+            self._stale = True
         return StepOutcome(
             step=step, loss=loss, tokens=self.layout.plan.tokens_per_step, grad_norm=grad_norm,
             learning_rate=rate, seconds=time.monotonic() - began, phases=self._phases,
@@ -262,6 +273,11 @@ class Trainer:
         if not (self._connected and self._clean):
             raise ValueError("connect first, and again after a step or evaluation was left midway")
         self._clean = False
+        if self._spread is not None and self._stale:
+            # Now, and not behind the update: that must not fail when a peer does.
+            with self._phase("weights"):
+                self._spread.run(self._owners)
+            self._stale = False
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -328,13 +344,13 @@ class Trainer:
         )
 
     def _boxes_counted_here(self) -> list[tuple[int, Slot, Box]]:
-        """The boxes whose lowest owner this rank is, with their place in the vector of all."""
+        """The boxes whose lowest keeper this rank is, with their place in the vector of all."""
         index = {box: i for i, box in enumerate(self.layout.owners)}
         return [
             (index[box], slot, box)
             for slot in self._state.slots
             for box in slot.boxes
-            if self.layout.owners[box][0] == self.rank
+            if self.layout.keepers[box][0] == self.rank
         ]
 
 

@@ -141,7 +141,7 @@ class _Worker:
             read_state(trainer, job.state_in)
             trainer.loaded()
         else:
-            trainer.initialise(layout.boxes[job.rank])
+            trainer.initialise(trainer.state)
         for box, tensors in trainer.state.items():
             if box.tensor == job.poison:
                 tensors.weight.fill_(float("nan"))

@@ -5,8 +5,9 @@ import random
 import pytest
 import torch
 
+from sailor.parallel.comm import LoopbackCommunicator
 from sailor.parallel.reduce import ExactSum, FastSum
-from sailor.parallel.state import StageState
+from sailor.parallel.state import StageState, padded
 from tests.helpers.engine import a_gpt, a_replica, a_run
 from tests.parallel.test_state import module_of
 
@@ -32,11 +33,11 @@ def microbatch_gradients(parameters, *, number, size=1.0):
 def summed(kind, gradients, *, order):
     """The gradient of the mean loss after these microbatches in this order."""
     state, parameters, total = one_rank(kind)
-    total.begin()
+    total.begin({}, num_microbatches=len(order))
     for index in order:
         for (_, parameter), gradient in zip(parameters, gradients[index], strict=True):
             parameter.backward(gradient * total.seed)
-    total.reduce({})
+    total.reduce()
     return state.gradients.clone(), total
 
 
@@ -99,12 +100,65 @@ def test_fresh_memory_after_an_abort_sums_as_before():
         gradients = microbatch_gradients(one_rank(kind)[1], number=2)
         expected, _ = summed(kind, gradients, order=range(2))
         state, parameters, total = one_rank(kind)
-        total.begin()
+        total.begin({}, num_microbatches=2)
         parameters[0][1].backward(gradients[0][0])
         total.renew()
-        total.begin()
+        total.begin({}, num_microbatches=2)
         for gradient in gradients:
             for (_, parameter), part in zip(parameters, gradient, strict=True):
                 parameter.backward(part * total.seed)
-        total.reduce({})
+        total.reduce()
         assert torch.equal(state.gradients, expected)
+
+
+class Noting(LoopbackCommunicator):
+    """Notes the size of every sum that is started, in a list that several share."""
+
+    def __init__(self, started, *, rank, size):
+        super().__init__(rank=rank, size=size)
+        self.started = started
+
+    def all_reduce(self, tensor):
+        self.started.append(tensor.numel())
+        return super().all_reduce(tensor)
+
+
+def test_sums_over_owners_start_while_backward_runs_and_the_embedding_is_last():
+    """Two replicas of four blocks; the gradients come in the order of backward."""
+    layout = a_run(a_replica(microbatches=3), a_replica(microbatches=3))
+    state = StageState(layout, 0, device=torch.device("cpu"))
+    parameters = state.bind(module_of(layout, 0).leaves())
+    total = FastSum(state, parameters, tokens_per_step=TOKENS, portion=1)
+    started: list[int] = []
+    groups = {(0, 1): Noting(started, rank=0, size=2)}
+    order = sorted(parameters, key=lambda entry: -state.order[entry[0]])
+    total.begin(groups, num_microbatches=2)
+    for _, parameter in order:
+        parameter.backward(torch.ones_like(parameter))
+    assert not started, "the first microbatch completes nothing"
+    seen = []
+    for _, parameter in order:
+        parameter.backward(torch.ones_like(parameter))
+        seen.append(len(started))
+    assert seen == sorted(seen)
+    assert seen[len(seen) // 2] >= len(seen) // 3, "half of the way back a third is on the wire"
+    total.reduce()
+    assert len(started) == len(state.slots), "a portion of one element ends after each parameter"
+    assert started[-1] == padded(state.by_name["embedding.tokens.weight"].numel)
+
+
+def test_what_is_complete_early_waits_for_its_turn():
+    """Owners may finish in another order; operations of one group start in the same everywhere."""
+    layout = a_run(a_replica(microbatches=3), a_replica(microbatches=3))
+    orders = []
+    for backwards in (False, True):
+        state = StageState(layout, 0, device=torch.device("cpu"))
+        parameters = state.bind(module_of(layout, 0).leaves())
+        total = FastSum(state, parameters, tokens_per_step=TOKENS, portion=1)
+        started: list[int] = []
+        total.begin({(0, 1): Noting(started, rank=0, size=2)}, num_microbatches=1)
+        for _, parameter in reversed(parameters) if backwards else parameters:
+            parameter.backward(torch.ones_like(parameter))
+        total.reduce()
+        orders.append(started)
+    assert orders[0] == orders[1]

@@ -43,7 +43,7 @@ def module_of(layout, rank):
 def test_boxes_are_exactly_those_of_the_layout_and_views_of_disjoint_memory(layout):
     for rank in range(layout.world_size):
         state = StageState(layout, rank, device=CPU)
-        assert tuple(state.boxes) == layout.boxes[rank]
+        assert tuple(state.boxes) == layout.kept[rank]
         for number, (box, tensors) in enumerate(state.boxes.items(), start=1):
             for kind in (tensors.weight, tensors.moment1, tensors.moment2):
                 assert tuple(kind.shape) == box.shape
