@@ -15,7 +15,7 @@ import yaml
 
 from provision.catalog import is_cpu
 from provision.faults import check_cloud
-from sailor.config import Config, Device, Dtype, plain
+from sailor.config import Config, Device, Dtype, Guard, plain
 from sailor.errors import ConfigError, DataError
 from sailor.faults import Fault, read_script
 from sailor.models.spec import ModelSpec
@@ -95,6 +95,7 @@ def train_settings(config: Config, *, tokens_path: str, init_from: str = "") -> 
         eval_every=train.eval_every, eval_samples=train.eval_samples,
         snapshot_every=config.checkpoint.snapshot_every,
         persist_every=config.checkpoint.persist_every, init_from=init_from,
+        guard=train.guard.value, spike_factor=train.spike_factor,
     )  # fmt: skip
 
 
@@ -115,6 +116,7 @@ def limits(config: Config, *, initial_nodes: int) -> Limits:
         restore_s=parse_seconds(runtime.restore), switch_s=parse_seconds(runtime.switch),
         save_s=parse_seconds(runtime.save), park_s=parse_seconds(config.planner.patience),
         leave_margin_s=parse_seconds(runtime.leave_margin), max_restarts=runtime.max_restarts,
+        roll_back=config.train.guard is Guard.rollback,
     )  # fmt: skip
 
 

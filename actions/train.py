@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -128,7 +129,9 @@ class _Training:
             estimate_usd_per_hour=chosen.estimate.dollars_per_hour,
         )
 
-    def _settings(self, asked: Question, requests: tuple[NodeRequest, ...]) -> ControllerSettings:
+    def _settings(
+        self, asked: Question, requests: tuple[NodeRequest, ...], past: tuple[Event, ...]
+    ) -> ControllerSettings:
         config, beginning = self.config, self.beginning
         most_gpus = asked.catalogue.pool.max_gpus_per_machine
         return ControllerSettings(
@@ -150,6 +153,11 @@ class _Training:
             reconnect_s=parse_seconds(config.runtime.reconnect),
             silence_s=parse_seconds(config.runtime.silence),
             keep=config.checkpoint.keep,
+            losses={
+                event["step"]: math.nan if event.get("skipped") else event["loss"]
+                for event in past
+                if event.kind == "step" and event.get("loss") is not None
+            },
         )
 
     def _view(self) -> str:
@@ -164,7 +172,7 @@ class _Training:
         worth = Worth(asked, chosen.plan)
         keys = folder.path / ".identity"
         controller = Controller(
-            self._settings(asked, requests),
+            self._settings(asked, requests, past),
             identity=create_identity(keys, run=folder.name),
             replan=asked.replanner(chosen.plan),
             not_worth=worth.not_worth if config.cloud.replace else None,

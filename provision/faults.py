@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sailor.errors import ConfigError
-from sailor.faults import Fault, FaultKind
+from sailor.faults import (
+    POISON_AT,
+    PROGRESS_PAGE,
+    PROGRESS_SLOT_BYTES,
+    Fault,
+    FaultKind,
+    Poison,
+)
 from sailor.observe.events import Event, EventLog
 
 log = logging.getLogger(__name__)
@@ -26,7 +33,8 @@ log = logging.getLogger(__name__)
 _CLOUDS = ("local", "trace")  # where machines are processes of this computer
 _SLOW_PERIOD_S = 0.1  # a slowed node is stopped for a part of each such period
 _SMALLEST_SNAPSHOT = 256  # bytes; the folder's own notes are smaller
-_WORKER_KINDS = (FaultKind.kill_worker, FaultKind.stop_worker)
+_POISONS = {FaultKind.nan_step: Poison.step, FaultKind.nan_state: Poison.state}
+_WORKER_KINDS = (FaultKind.kill_worker, FaultKind.stop_worker, *_POISONS)
 _NO_TARGET = (FaultKind.join, FaultKind.kill_controller)
 
 
@@ -187,6 +195,9 @@ class FaultInjector:
                 self._slow.append(asyncio.ensure_future(self._slow_down(target, fault)))
             case FaultKind.corrupt_snapshot:
                 _corrupt(self._machines.memory_folder(target))
+            case FaultKind.nan_step | FaultKind.nan_state:
+                folder = self._machines.memory_folder(_node_of(target))
+                _poison(folder, target, _POISONS[fault.kind])
             case FaultKind.join:
                 self._join()
             case FaultKind.kill_controller:
@@ -279,13 +290,23 @@ def _by_name(script: Sequence[Fault]) -> dict[str, Fault]:
     return named
 
 
+def _poison(folder: Path | None, worker: str, poison: Poison) -> None:
+    """Put a NaN in a worker's way. Raises OSError."""
+    if folder is None:
+        raise FileNotFoundError(f"{worker} has no memory here")
+    slot = int(worker.partition("/")[2].partition(".")[0])
+    with (folder / PROGRESS_PAGE).open("r+b") as page:
+        page.seek(slot * PROGRESS_SLOT_BYTES + POISON_AT)
+        page.write(poison.to_bytes(8, "little"))
+
+
 def _corrupt(folder: Path | None) -> None:
     """Flip one byte in each 64th part of every snapshot file of a node. Raises OSError."""
     if folder is None or not folder.is_dir():
         raise FileNotFoundError(f"no snapshot memory at {folder}")
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         size = path.stat().st_size
-        if size < _SMALLEST_SNAPSHOT:
+        if size < _SMALLEST_SNAPSHOT or path.name == PROGRESS_PAGE:
             continue
         with path.open("r+b") as file:
             for part in range(64):

@@ -26,6 +26,14 @@ class Schedule(Enum):
     constant = "constant"
 
 
+class Guard(Enum):
+    """What happens on a step whose loss is not a number, or is a spike."""
+
+    stop = "stop"
+    skip = "skip"
+    rollback = "rollback"
+
+
 class Dtype(Enum):
     """The number format of matrix products. Weights and optimizer state are float32 always."""
 
@@ -205,6 +213,12 @@ class TrainConfig:
     """Steps between evaluations; 0 evaluates before the first and after the last step only."""
     eval_samples: int = 64
     """Held-out sequences per evaluation."""
+    guard: Guard = Guard.stop
+    """On a step whose loss is NaN, infinite or a spike: stop the run (exit code 6); skip leaves the
+    step out; rollback goes back to the newest snapshot, the second time to an older one, and stops
+    at the third."""
+    spike_factor: float = 0.0
+    """A loss this many times the median of the last 32 is a spike; 0: however large."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -12,10 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any
 
 from sailor.units import parse_seconds
+
+# Where a NaN is put for a worker to suffer: a word of its slot in the node's progress page. Memory
+# that flips a bit asks nobody either.
+PROGRESS_PAGE = "progress"
+PROGRESS_SLOT_BYTES = 64
+POISON_AT = 48
+
+
+class Poison(IntEnum):
+    """What that word may say."""
+
+    none = 0
+    step = 1
+    state = 2
 
 
 class FaultKind(Enum):
@@ -28,6 +42,8 @@ class FaultKind(Enum):
     kill_agent = "kill_agent"  # SIGKILL of a node's agent alone
     slow_node = "slow_node"  # a node's workers get only a part of the time
     corrupt_snapshot = "corrupt_snapshot"  # bytes flipped in all snapshots a node holds
+    nan_step = "nan_step"  # a worker computes one step with a NaN, and is itself again afterwards
+    nan_state = "nan_state"  # a number of a worker's state becomes NaN, in its next snapshot too
     kill_controller = "kill_controller"  # SIGKILL of the controller, that is, of run.py
     join = "join"  # not a fault: one more machine
 

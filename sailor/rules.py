@@ -50,7 +50,7 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "eval.top_k": (0, None),
     "train.steps": (1, None), "train.global_batch_size": (1, None),
     "train.sequence_length": (1, None), "train.eval_every": (0, None),
-    "train.eval_samples": (1, None),
+    "train.eval_samples": (1, None), "train.spike_factor": (0, None),
     "optim.learning_rate": (0, None), "optim.min_learning_rate": (0, None),
     "optim.warmup_steps": (0, None), "optim.decay_steps": (0, None), "optim.beta1": (0, 0.999999),
     "optim.beta2": (0, 0.999999), "optim.epsilon": (1e-30, None), "optim.weight_decay": (0, None),

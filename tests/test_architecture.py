@@ -103,7 +103,7 @@ TORCH_FREE_IN_THEM = {
     "sailor.models", "sailor.models.spec", "sailor.models.hf", "sailor.models.hf.config",
     "sailor.models.hf.tensors", "sailor.models.hf.read", "sailor.models.hf.write",
     "sailor.training", "sailor.training.settings", "sailor.training.schedule",
-    "sailor.training.evaluate",
+    "sailor.training.evaluate", "sailor.training.guard",
 }  # fmt: skip
 
 

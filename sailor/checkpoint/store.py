@@ -235,14 +235,16 @@ def steps(directory: Path) -> list[int]:
     return sorted(found)
 
 
-def newest(directory: Path, *, but: Container[str] = ()) -> Checkpoint | None:
+def newest(
+    directory: Path, *, but: Container[str] = (), below: int | None = None
+) -> Checkpoint | None:
     """The newest complete checkpoint whose manifest is as completed, or None.
 
-    ``but``: folders that were found not to hold what was written.
+    ``but``: folders that were found not to hold what was written. ``below``: of earlier steps only.
     """
     for step in reversed(steps(directory)):
         folder = step_directory(directory, step)
-        if str(folder) in but:
+        if str(folder) in but or (below is not None and step >= below):
             continue
         try:
             manifest = read_manifest(folder)

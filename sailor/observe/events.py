@@ -54,6 +54,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "step", "loss", "tokens", "grad_norm", "learning_rate", "seconds", "phases",
         "first_sample", "num_samples",
     ),
+    "step_refused": ("step", "why", "action"),  # action: skip, rollback or stop
+    "quarantined": ("step", "why"),
     "evaluated": ("step", "eval_loss", "seconds"),  # an evaluation outside any step's record
     "snapshot": ("snapshot", "bytes", "stall_s", "peer"),  # named worker@step; peer "": own memory
     "replicas_agree": ("step", "boxes"),  # only where they are compared

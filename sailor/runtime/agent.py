@@ -30,6 +30,7 @@ from typing import Any
 from sailor.checkpoint.arena import open_arena
 from sailor.checkpoint.replicate import BULK_DECODER, serve_bulk
 from sailor.errors import SailorError
+from sailor.faults import PROGRESS_PAGE
 from sailor.log import Stamp, configure_log
 from sailor.parallel.layout import WorkerId
 from sailor.runtime import messages as m
@@ -100,7 +101,7 @@ class Agent:
             node=self.settings.node,
             budget_bytes=self.settings.memory_bytes,
         )
-        page = ProgressPage.create(arena.directory / "progress", slots=self.settings.slots)
+        page = ProgressPage.create(arena.directory / PROGRESS_PAGE, slots=self.settings.slots)
         self.keeper = Keeper(arena, node=self.settings.node, grant=self._grant)
         self.nursery = Nursery(
             node=self.settings.node,

@@ -231,7 +231,10 @@ def stage_done(run: Run, at: float) -> Outcome:
         case Stage.prepare | Stage.halt if t.layout is not None:
             run = _timed(run, at)
             run = _enter(run, t, Stage.restore, at)
-            return run, [ChooseSources(generation=t.generation, layout=t.layout, live=run.intact)]
+            choose = ChooseSources(
+                generation=t.generation, layout=t.layout, live=run.intact, below=run.below
+            )
+            return run, [choose]
         case Stage.switch if t.layout is not None:
             return _go(run, t, t.layout, at)
     return run, []
@@ -278,6 +281,7 @@ def _go(run: Run, t: Transition, layout: Layout, at: float) -> Outcome:
         stumble=None,
         step=t.step,
         finished=frozenset(),
+        below=None,
     )
     for name, node in run.nodes.items():
         if node.leaves_at is not None and name not in layout.nodes:

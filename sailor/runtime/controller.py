@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -42,6 +42,7 @@ from sailor.runtime.identity import Identity
 from sailor.runtime.journal import read_journal, write_journal
 from sailor.runtime.key_store import KeyStore
 from sailor.runtime.lifecycle import advance
+from sailor.runtime.recent import RecentLosses
 from sailor.runtime.roster import Roster
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
 from sailor.runtime.watchdog import exchange_timeout_s
@@ -83,6 +84,7 @@ class ControllerSettings:
     reconnect_s: float = 0.4
     silence_s: float = 5.0
     keep: int = 2
+    losses: Mapping[int, float] = field(default_factory=dict)  # by step, of earlier starts
     leave_s: float = 120.0  # for a machine that is given back to hand over what it holds
 
 
@@ -122,6 +124,7 @@ class Controller:
         self._restores: dict[int, Restore] = {}
         self._recorded: set[tuple[int, int]] = set()
         self._step_seconds: deque[float] = deque(maxlen=32)  # of the newest steps
+        self._losses = RecentLosses(settings.losses)
         # (step, generation) -> node -> its part: parts of two generations are never one checkpoint
         self._persisted: dict[tuple[int, int], dict[str, m.Persisted]] = {}
         self._durable: set[int] = set()  # steps with a complete checkpoint of this start
@@ -411,7 +414,9 @@ class Controller:
                 )
                 self._put(s.Noticed(at=now, node=node, seconds=message.seconds))
             case m.Diverged():
-                self._put(s.LossNotFinite(at=now, generation=generation, step=message.step))
+                self._put(
+                    s.StepRefused(at=now, generation=generation, step=message.step, why=message.why)
+                )
 
     def _note_statuses(self, node: str, statuses: tuple[m.WorkerStatus, ...]) -> None:
         agent = self._roster.agents.get(node)
@@ -475,15 +480,25 @@ class Controller:
         if key in self._recorded:
             return
         self._recorded.add(key)
+        self._losses.note(record)
         if record.num_samples:
             self._step_seconds.append(record.seconds)
         fields: dict[str, Any] = {
             name: getattr(record, name)
             for name in record.__struct_fields__
-            if name not in ("generation", "eval_loss")
+            if name not in ("generation", "eval_loss", "skipped")
         }
         if record.eval_loss is not None:
             fields["eval_loss"] = record.eval_loss
+        if record.skipped:
+            fields["skipped"] = record.skipped
+            self._events.write(
+                "step_refused",
+                generation=record.generation,
+                step=record.step,
+                why=record.skipped,
+                action="skip",
+            )
         self._events.write("step", generation=record.generation, **fields)
 
     # Durable checkpoints
@@ -567,7 +582,11 @@ class Controller:
             case s.SendGo():
                 self._journal = self._journal.begun(command.generation, step=command.step)
                 await asyncio.to_thread(write_journal, self._journal_path, self._journal)
-                go = m.Go(generation=command.generation, step=command.step)
+                go = m.Go(
+                    generation=command.generation,
+                    step=command.step,
+                    losses=self._losses.until(command.step),
+                )
                 await self._tell(command.layout.nodes, go)
                 await self._store.drop_before(command.generation)
             case s.SendDrop():
@@ -674,9 +693,14 @@ class Controller:
 
     async def _choose(self, command: s.ChooseSources) -> None:
         copies, committed = self._copies(live=command.live)
+        below = command.below
         self._events.write("committed", generation=self._run.active_generation, step=committed)
         checkpoint = await asyncio.to_thread(
-            partial(store.newest, but=[path for path in self._spoiled if isinstance(path, str)]),
+            partial(
+                store.newest,
+                but=[path for path in self._spoiled if isinstance(path, str)],
+                below=below,
+            ),
             Path(self.settings.run.checkpoint_directory),
         )
         if checkpoint is not None:
@@ -688,6 +712,8 @@ class Controller:
                     path=str(checkpoint.path),
                 )
             )
+        if below is not None:
+            copies = [copy for copy in copies if copy.step < below]
         restore = choose(command.layout, copies, starts=self._journal.starts)
         self._restores = {command.generation: restore}
         self._put(

@@ -34,11 +34,11 @@ from sailor.runtime.change import (
     want_plan,
 )
 from sailor.runtime.ending import finished, saved, saved_nodes, stop
+from sailor.runtime.setback import outlived, refused
 from sailor.runtime.state import (
     End,
     Event,
     Joined,
-    LossNotFinite,
     Lost,
     Node,
     NodeFailed,
@@ -54,6 +54,7 @@ from sailor.runtime.state import (
     Restorable,
     Run,
     StepApplied,
+    StepRefused,
     Stop,
     StopAsked,
     Stumble,
@@ -102,9 +103,8 @@ def _after(run: Run, event: Event) -> Outcome:
             return finished(run, event)
         case NodeSaved():
             return saved(run, event)
-        case LossNotFinite() if event.generation == run.active_generation:
-            why = f"the loss of step {event.step} is not finite; step {run.step} is kept"
-            return stop(run, event.at, Stop(end=End.diverged, why=why), boundary=False)
+        case StepRefused():
+            return refused(run, event)
         case StopAsked():
             return stop(run, event.at, Stop(end=event.end, why=event.why), boundary=True)
         case Tick():
@@ -232,7 +232,7 @@ def _node_failed(run: Run, event: NodeFailed) -> Outcome:
 def _step_applied(run: Run, event: StepApplied) -> Outcome:
     if event.generation != run.active_generation or event.step <= run.step:
         return run, []
-    run = replace(run, step=event.step, restarts=0)
+    run = outlived(replace(run, step=event.step, restarts=0), step=event.step)
     pause = run.pause
     # While the next change halts at the boundary, the last one's first step may still come in.
     if pause is None or not (run.training or pause.booked_at <= run.resumed_at):

@@ -85,6 +85,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     first_sample: int
     num_samples: int
     eval_loss: float | None = None
+    skipped: str = ""  # what was wrong with it, where it was left out
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,11 +224,12 @@ class NoticeSeen(Message, frozen=True, kw_only=True):
 
 
 class Diverged(Message, frozen=True, kw_only=True):
-    """The loss of a step is not finite; nothing was applied."""
+    """A step is not fit to be applied; nothing was. ``why`` follows the word "its"."""
 
     node: str
     step: int
     loss: float
+    why: str = "loss is not finite"
 
 
 class StoreSet(Message, frozen=True, kw_only=True):
@@ -292,9 +294,11 @@ class Switch(Message, frozen=True, kw_only=True):
 
 
 class Go(Message, frozen=True, kw_only=True):
-    """Train, from the step after ``step``."""
+    """Train, from the step after ``step``. ``losses`` of the newest steps up to it, oldest first,
+    NaN for one that was skipped: what later ones are compared with."""
 
     step: int
+    losses: tuple[float, ...] = ()
 
 
 class Drop(Message, frozen=True, kw_only=True):

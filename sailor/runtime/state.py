@@ -119,6 +119,7 @@ class Limits:
     overstay_s: float = 30.0  # past its announced end a node is still here: it was a false alarm
     stumble_s: float = 1.0  # for whatever broke a step to be found out, before all start over
     max_restarts: int = 20  # transitions in a row without a step
+    roll_back: bool = False  # from a step that is not fit; else such a step ends the run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,6 +159,9 @@ class Run:
     step: int = 0  # newest step known to be applied
     stumble: Stumble | None = None  # the active generation's step is broken, nobody knows why yet
     restarts: int = 0  # transitions begun since a step was last applied
+    refused_step: int = 0  # newest step that was not fit to be applied
+    refusals: int = 0  # how often it was not, or an earlier one, until it is applied
+    below: int | None = None  # states of this step and later ones are not to be restored
     parked_at: float | None = None
     stop: Stop | None = None
     stopping: frozenset[str] | None = None  # nodes whose part of the last save is not durable yet
@@ -308,11 +312,12 @@ class NodeSaved(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LossNotFinite(Event):
-    """A step's loss is NaN or infinite."""
+class StepRefused(Event):
+    """A step is not fit to be applied, and was not, anywhere. ``why`` follows the word "its"."""
 
     generation: int
     step: int
+    why: str = "loss is not finite"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -368,11 +373,13 @@ class ChooseSources(Command):
     """From what the halted nodes hold, choose a step and a source per box; answer Restorable.
 
     ``live``: workers of the active generation still hold their boxes and need not copy them.
+    ``below``: only states of earlier steps than this may be chosen.
     """
 
     generation: int
     layout: Layout
     live: bool
+    below: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

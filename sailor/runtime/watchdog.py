@@ -18,6 +18,8 @@ from enum import IntEnum
 from pathlib import Path
 from statistics import median
 
+from sailor.faults import POISON_AT, PROGRESS_SLOT_BYTES, Poison
+
 TICK_S = 0.1  # well below LOOK_S: between two looks at a worker that runs there is a tick
 STALE_S = 3.0  # of 30 missed ticks: a loaded machine delays a thread, but not that long
 STOPPED_LOOKS = 2  # looks in a row that must find it stopped: a debugger's pause is shorter
@@ -30,7 +32,8 @@ UNKNOWN_EXCHANGE_S = 300.0
 STEPS_AN_EXCHANGE_MAY_TAKE = 10.0
 
 _SLOT = struct.Struct("<qqqqqq")  # ticked at (ns), moved at (ns), moves, step, doing, device bytes
-_SLOT_BYTES = 64
+_SLOT_BYTES = PROGRESS_SLOT_BYTES
+_POISON = struct.Struct("<q")  # a fault that was put there for the worker to suffer
 
 
 class Doing(IntEnum):
@@ -98,6 +101,7 @@ class ProgressPage:
         """A new worker takes the slot: it counts as ticking from now."""
         now = time.monotonic_ns()
         _SLOT.pack_into(self._map, slot * _SLOT_BYTES, now, now, 0, -1, Doing.idle, 0)
+        _POISON.pack_into(self._map, slot * _SLOT_BYTES + POISON_AT, Poison.none)
 
 
 class Ticker:
@@ -111,6 +115,13 @@ class Ticker:
     def tick(self) -> None:
         """I live."""
         struct.pack_into("<q", self._map, self._at, time.monotonic_ns())
+
+    def poison(self) -> Poison:
+        """The fault that was put here since the last look."""
+        (word,) = _POISON.unpack_from(self._map, self._at + POISON_AT)
+        if word:
+            _POISON.pack_into(self._map, self._at + POISON_AT, Poison.none)
+        return Poison(word)
 
     def move(self, *, step: int, doing: Doing, device_bytes: int = 0) -> None:
         """The training thread got somewhere."""

@@ -23,6 +23,7 @@ import torch
 
 from sailor.checkpoint.segment import CorruptSnapshot, Segment
 from sailor.errors import DataError
+from sailor.faults import Poison
 from sailor.log import Stamp, configure_log
 from sailor.parallel.comm import Aborted, build_groups
 from sailor.parallel.layout import Layout, WorkerId
@@ -36,6 +37,7 @@ from sailor.runtime.messages import (
     StepRecord,
     StoreValues,
 )
+from sailor.runtime.poison import stricken, strike
 from sailor.runtime.process import die_with_parent, name_process
 from sailor.runtime.seat import Seat, SpoiledSource, take_boxes, touch, write_snapshot
 from sailor.runtime.store_client import RemoteStore, StoreRequests
@@ -56,7 +58,7 @@ from sailor.runtime.worker_link import (
     WantSegment,
     Written,
 )
-from sailor.training.trainer import NotFinite, StepOutcome, Trainer
+from sailor.training.trainer import StepOutcome, StepRefused, Trainer
 
 log = logging.getLogger(__name__)
 
@@ -160,6 +162,7 @@ class Worker:
             log.warning("told to go on in generation %d without its state", order.generation)
             return
         total = seat.settings.train.total_steps
+        seat.trainer.recall(order.losses)
         self._move(Doing.training, step=seat.step)
         with self._lock:
             self._training = True
@@ -176,13 +179,14 @@ class Worker:
             if not seat.abort.is_set():  # nobody told us to: that may be all there is to be known
                 self._could_not(seat.generation, f"left step {seat.step + 1}: {why}")
             return
-        except NotFinite as error:
+        except StepRefused as error:
             log.warning("generation %d: %s", seat.generation, error)
             self._channel.send(
                 Diverged(
-                    generation=seat.generation, node=self._me.node, step=error.step, loss=error.loss
+                    generation=seat.generation, node=self._me.node, step=error.step,
+                    loss=error.loss, why=error.why,
                 )
-            )
+            )  # fmt: skip
             return
         finally:
             with self._lock:
@@ -196,10 +200,14 @@ class Worker:
     def _step(self, seat: Seat) -> bool:
         """One step and what is due after it. Whether all ranks voted to stop here."""
         train = seat.settings.train
-        outcome = seat.trainer.step(
-            seat.step + 1, stop=seat.stop.is_set(), room=lambda: not seat.grants.empty()
-        )
+        poison = self._ticker.poison()
+        with stricken(seat.trainer.state, poison is Poison.step):
+            outcome = seat.trainer.step(
+                seat.step + 1, stop=seat.stop.is_set(), room=lambda: not seat.grants.empty()
+            )
         seat.step += 1
+        if poison is Poison.state:
+            strike(seat.trainer.state)
         self._move(Doing.training, step=seat.step)
         record = _record(seat, outcome)
         seat.records.append(record)
@@ -441,4 +449,5 @@ def _record(seat: Seat, done: StepOutcome) -> StepRecord:
         phases=dict(done.phases),
         first_sample=done.first_sample,
         num_samples=done.num_samples,
+        skipped=done.skipped,
     )

@@ -38,4 +38,6 @@ class TrainSettings:
     eval_samples: int  # held-out sequences per evaluation
     snapshot_every: int  # steps between in-memory snapshots
     persist_every: int  # steps between durable checkpoints; 0 = only at the end
+    guard: str = "stop"  # on a step that is not fit to be applied: "stop" | "skip" | "rollback"
+    spike_factor: float = 0.0  # a loss so many times the usual is not fit; 0: however large
     init_from: str = ""  # folder the weights of step 0 come from; "" = from the seed

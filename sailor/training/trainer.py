@@ -32,6 +32,7 @@ from sailor.parallel.spread import WeightSpread
 from sailor.parallel.state import BoxTensors, Slot, StageState
 from sailor.parallel.tensor import TensorGroup
 from sailor.training.evaluate import evaluation
+from sailor.training.guard import Guard
 from sailor.training.initial import initial_weights
 from sailor.training.optimizer import AdamW
 from sailor.training.schedule import learning_rate
@@ -42,14 +43,15 @@ log = logging.getLogger(__name__)
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class NotFinite(Exception):
-    """Loss or gradient norm of a step is NaN or infinite; nothing was applied."""
+class StepRefused(Exception):
+    """A step is not fit to be applied, all ranks know it, and nothing was applied anywhere."""
 
-    def __init__(self, *, step: int, loss: float, grad_norm: float) -> None:
-        super().__init__(f"step {step}: loss {loss}, gradient norm {grad_norm}")
+    def __init__(self, *, step: int, loss: float, grad_norm: float, why: str) -> None:
+        super().__init__(f"step {step}: its {why} (loss {loss}, gradient norm {grad_norm})")
         self.step = step
         self.loss = loss
         self.grad_norm = grad_norm
+        self.why = why
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +61,8 @@ class StepOutcome:
     ``loss`` is the mean over the global batch in nats per token, before the update. Samples are
     counted from the start of the run: step s has [first_sample, first_sample + num_samples).
     ``stop``: some rank asked to stop after this step, and every rank knows it. ``room``: every rank
-    has room for a snapshot, so that all take one of this step or none does.
+    has room for a snapshot, so that all take one of this step or none does. ``skipped``: what was
+    wrong with the step, where it was left out: the weights are those of the step before.
     """
 
     step: int
@@ -73,6 +76,7 @@ class StepOutcome:
     num_samples: int
     stop: bool
     room: bool
+    skipped: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +150,7 @@ class Trainer:
         self._connected = False
         self._clean = True  # no operation was left while it might write into our memory
         self._exact = settings.deterministic  # as far as is known
+        self._guard = Guard(spike_factor=settings.spike_factor)
         self._phases: dict[str, float] = {}
 
     # State
@@ -165,6 +170,10 @@ class Trainer:
         """State was written from outside: compute with it from now on."""
         self._state.publish()
         self._stale = True
+
+    def recall(self, losses: Iterable[float]) -> None:
+        """The losses of the steps before, newest last, NaN for one skipped: see Guard."""
+        self._guard.recall(losses)
 
     def warm_up(self) -> None:
         """Run one step alone, before there is state: loads kernels, touches all memory.
@@ -213,7 +222,7 @@ class Trainer:
 
         ``stop`` is this rank's vote to stop afterwards; ``room``, asked as late as possible, is
         its vote on whether it could take a snapshot. Raises Aborted, with nothing applied here,
-        or NotFinite, with nothing applied anywhere.
+        or StepRefused, with nothing applied anywhere.
         """
         began = time.monotonic()
         self._phases = {}
@@ -230,20 +239,24 @@ class Trainer:
             agreed = self._agree(losses, stop=stop, room=room())
         self._clean = True
         loss, grad_norm = agreed.loss, agreed.grad_norm
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise NotFinite(step=step, loss=loss, grad_norm=grad_norm)
         settings = self.settings
         rate = learning_rate(step, settings=settings.optimizer, total_steps=settings.total_steps)
-        with self._phase("optimizer"):
-            limit = settings.optimizer.clip_norm
-            clip = limit / grad_norm if 0.0 < limit < grad_norm else 1.0
-            self._optimizer.apply(step=step, learning_rate=rate, clip=clip)
-            self._stale = True
+        fault = self._guard.fault(loss=loss, grad_norm=grad_norm)
+        if not fault:
+            with self._phase("optimizer"):
+                limit = settings.optimizer.clip_norm
+                clip = limit / grad_norm if 0.0 < limit < grad_norm else 1.0
+                self._optimizer.apply(step=step, learning_rate=rate, clip=clip)
+                self._stale = True
+            self._guard.applied(loss)
+        elif settings.guard != "skip" or not self._guard.may_skip():
+            raise StepRefused(step=step, loss=loss, grad_norm=grad_norm, why=fault)
         return StepOutcome(
             step=step, loss=loss, tokens=self.layout.plan.tokens_per_step, grad_norm=grad_norm,
             learning_rate=rate, seconds=time.monotonic() - began, phases=self._phases,
             first_sample=(step - 1) * settings.global_batch_size,
             num_samples=settings.global_batch_size, stop=agreed.stop, room=agreed.room,
+            skipped=fault,
         )  # fmt: skip
 
     def evaluate(self) -> float:

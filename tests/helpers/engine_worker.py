@@ -110,7 +110,7 @@ class _Worker:
 
     def work(self, job: Train) -> None:
         from sailor.parallel.comm import Aborted, PeerLost
-        from sailor.training.trainer import NotFinite
+        from sailor.training.trainer import StepRefused
 
         try:
             self.send(self.train(job))
@@ -119,7 +119,7 @@ class _Worker:
         except Aborted as error:
             leave_s = time.monotonic() - self.aborted_at
             self.send(Ended(how="aborted", detail=str(error), leave_s=leave_s))
-        except NotFinite as error:
+        except StepRefused as error:
             self.send(Ended(how="not finite", detail=str(error)))
         except Exception as error:
             self.send(Ended(how="failed", detail=f"{type(error).__name__}: {error}"))

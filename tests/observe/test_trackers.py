@@ -210,7 +210,8 @@ def test_trackers_beside_a_run_hear_past_and_present(tmp_path):
         following = Following(("csv",), place(tmp_path), events=events, past=past)
         events.write(
             "step", generation=max(e.generation for e in past), step=21, loss=1.0, tokens=128,
-            grad_norm=1.0, learning_rate=1e-3, seconds=1.0, phases={}, first_sample=160, num_samples=8,
+            grad_norm=1.0, learning_rate=1e-3, seconds=1.0, phases={},
+            first_sample=160, num_samples=8,
         )  # fmt: skip
         following.close()
     with (tmp_path / "metrics.csv").open(newline="") as file:

@@ -522,7 +522,7 @@ def test_transitions_that_never_reach_a_step_end_the_run():
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_step():
     run = a_training_run("n0", "n1")
-    run, commands = drive(run, s.LossNotFinite(at=11, generation=1, step=6))
+    run, commands = drive(run, s.StepRefused(at=11, generation=1, step=6))
     (halt,) = of_kind(commands, s.SendHalt)
     assert halt.persist
     assert run.stop.end is s.End.diverged

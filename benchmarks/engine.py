@@ -1,0 +1,230 @@
+"""Our engine against what else there is, and against itself without its elastic parts.
+
+``python -m benchmarks.engine [--json] [--quick] [--only PART ...]``. Every figure is a ratio of
+things measured in this run, in turns (benchmarks/engine_crew.py):
+
+- ``torch``: torch.distributed.pipelining + DTensor (TP2 x PP2) and + FSDP2 (PP2 x DP2), steps/s of
+  ours over theirs;
+- ``peers``: PP2 x DP2 as a share of the ideal (two cores: half the time of one single-thread
+  ``transformers`` process), TP2 x PP2 over that one process, and over what picotron and
+  megatron-core were measured to reach in the same ratio;
+- ``single``: one process of ours against it, forward + backward + step, by CPU time;
+- ``elastic``: whole runs against the bare engine (benchmarks/engine_elastic.py);
+- ``scaling``: CPU seconds per token of 1, 2 and 4 replicas with the same work for each.
+
+Wall times are those of the best of many short rounds: other users of the machine can only add to
+them. Medians and spreads are in the detail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import engine_elastic
+from benchmarks.document import machine, show
+from benchmarks.engine_crew import Record, assembled, compete, ratio
+from benchmarks.engine_shapes import CUTS, some_text
+
+Part = dict[str, Any]
+
+# Other 3D codes in these shapes on two cores, in times the speed of the one-process model that was
+# measured beside them (Llama of transformers, one thread): 4 processes, gloo, TP2 x PP2.
+PEERS_TP2PP2 = {
+    "3m": {"picotron": 428 / 517, "megatron-core 0.16.1": 428 / 599},
+    "25m": {"picotron": 1489 / 1525, "megatron-core 0.16.1": 1489 / 1302},
+}
+# What each figure has to reach: the bound, and whether it is a most or a least.
+GOALS: dict[str, tuple[str, float]] = {
+    "ratio_vs_torch_tp2pp2": (">=", 1.5),
+    "ratio_vs_torch_pp2dp2": (">=", 1.5),
+    "share_of_ideal_pp2dp2_3m": (">=", 0.85),
+    "share_of_ideal_pp2dp2_25m": (">=", 0.85),
+    "tp2pp2_vs_one_process": (">=", 1.0),
+    "tp2pp2_vs_peers": (">=", 1.3),
+    "ratio_vs_transformers_1p": ("<=", 1.03),
+    "elastic_overhead": ("<=", 0.02),
+    "snapshot_stall_share": ("<=", 0.05),
+    "weak_scaling_cpu_per_token": ("<=", 1.10),
+}
+
+
+class Bench:
+    """What all parts share: how long to measure, and on which text."""
+
+    def __init__(self, *, quick: bool, deterministic: bool, folder: Path) -> None:
+        self.quick = quick
+        self.deterministic = deterministic
+        self.folder = folder
+        self.tokens = some_text(folder / "tokens")
+
+    def ours(self, shape: str, cut: str, **more: Any) -> Part:
+        """A crew of our engine."""
+        tensor, pipeline, data = CUTS[cut]
+        return {
+            "kind": "ours", "world_size": tensor * pipeline * data, "shape": shape, "cut": cut,
+            "deterministic": self.deterministic, "tokens": self.tokens, **more,
+        }  # fmt: skip
+
+    def theirs(self, kind: str, shape: str) -> Part:
+        """A crew of somebody else's."""
+        return {
+            "kind": kind, "world_size": 1 if kind == "transformers" else 4, "shape": shape,
+            "tokens": self.tokens,
+        }  # fmt: skip
+
+    def compete(
+        self, jobs: Mapping[str, Part], *, rounds: int, steps: Mapping[str, int]
+    ) -> dict[str, Record]:
+        """Turns of all of them; a quarter of the rounds when in a hurry."""
+        with ExitStack() as stack:
+            crews = assembled(stack, jobs)
+            return compete(crews, rounds=max(3, rounds // 4) if self.quick else rounds, steps=steps)
+
+
+def torch_part(bench: Bench) -> Part:
+    """The same model and cut by torch's own parts."""
+    figures, detail = {}, {}
+    for cut in ("tp2pp2", "pp2dp2"):
+        jobs = {"ours": bench.ours("3m", cut), "torch": bench.theirs(f"torch_{cut}", "3m")}
+        records = bench.compete(jobs, rounds=16, steps={"ours": 3, "torch": 2})
+        times = ratio(records["torch"], records["ours"])
+        figures[f"ratio_vs_torch_{cut}"] = times["best"]
+        detail[cut] = {"ratio": times, **_details(records)}
+    return {"figures": figures, "detail": detail}
+
+
+def peers_part(bench: Bench) -> Part:
+    """Both shapes against one single-thread process of transformers."""
+    figures: dict[str, float] = {}
+    detail: Part = {"peers_tp2pp2_speed_up": PEERS_TP2PP2}
+    faster, above = [], []
+    for shape in ("3m", "25m"):
+        jobs = {
+            "one": bench.theirs("transformers", shape),
+            "pp2dp2": bench.ours(shape, "pp2dp2"), "tp2pp2": bench.ours(shape, "tp2pp2"),
+        }  # fmt: skip
+        many = 3 if shape == "3m" else 1
+        records = bench.compete(
+            jobs, rounds=16 if shape == "3m" else 10, steps=dict.fromkeys(jobs, many)
+        )
+        data, tensor = (ratio(records["one"], records[cut]) for cut in ("pp2dp2", "tp2pp2"))
+        figures[f"share_of_ideal_pp2dp2_{shape}"] = data["best"] / 2
+        figures[f"tp2pp2_vs_one_process_{shape}"] = tensor["best"]
+        faster.append(tensor["best"])
+        above.append(tensor["best"] / max(PEERS_TP2PP2[shape].values()))
+        detail[shape] = {
+            "pp2dp2_speed_up": data, "tp2pp2_speed_up": tensor, **_details(records),
+        }  # fmt: skip
+    figures["tp2pp2_vs_one_process"] = min(faster)
+    figures["tp2pp2_vs_peers"] = min(above)
+    return {"figures": figures, "detail": detail}
+
+
+def single_part(bench: Bench) -> Part:
+    """One process each, by CPU time."""
+    figures: dict[str, float] = {}
+    detail = {}
+    for shape in ("3m", "25m"):
+        jobs = {"theirs": bench.theirs("transformers", shape), "ours": bench.ours(shape, "one")}
+        many = 3 if shape == "3m" else 1
+        records = bench.compete(jobs, rounds=16, steps=dict.fromkeys(jobs, many))
+        times = ratio(records["ours"], records["theirs"], of="cpu_s")
+        figures[f"ratio_vs_transformers_1p_{shape}"] = times["best"]
+        detail[shape] = {"cpu_ratio": times, **_details(records)}
+    figures["ratio_vs_transformers_1p"] = max(figures.values())
+    return {"figures": figures, "detail": detail}
+
+
+def elastic_part(bench: Bench) -> Part:
+    """Controller, agents, heartbeats, snapshots and event log."""
+    return engine_elastic.report(
+        "3m", rounds=1 if bench.quick else 3, steps=15 if bench.quick else 40, batch=32,
+        tokens=bench.tokens, folder=bench.folder,
+    )  # fmt: skip
+
+
+def scaling_part(bench: Bench) -> Part:
+    """One to four replicas, 16 sequences for each."""
+    jobs = {
+        f"{number}": bench.ours("3m", cut, batch=16 * number)
+        for number, cut in ((1, "one"), (2, "dp2"), (4, "dp4"))
+    }
+    records = bench.compete(jobs, rounds=12, steps=dict.fromkeys(jobs, 2))
+    per_worker = {number: record.cpu_s / int(number) for number, record in records.items()}
+    return {
+        "figures": {
+            "weak_scaling_cpu_per_token": max(per_worker.values()) / per_worker["1"],
+        },
+        "detail": {"cpu_s_per_worker_and_step": per_worker, **_details(records)},
+    }
+
+
+PARTS: dict[str, Callable[[Bench], Part]] = {
+    "torch": torch_part,
+    "peers": peers_part,
+    "single": single_part,
+    "elastic": elastic_part,
+    "scaling": scaling_part,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: less to be trusted")
+    parser.add_argument("--deterministic", action="store_true", help="ours with exact sums")
+    parser.add_argument("--only", nargs="+", choices=sorted(PARTS), default=sorted(PARTS))
+    options = parser.parse_args()
+    figures: dict[str, float | None] = {}
+    detail: Part = {"deterministic": options.deterministic, "goals": GOALS}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(quick=options.quick, deterministic=options.deterministic, folder=Path(folder))
+        for name in [part for part in PARTS if part in options.only]:
+            part = PARTS[name](bench)
+            figures |= part["figures"]
+            detail[name] = part["detail"]
+    document = {
+        "benchmark": "engine", "figures": figures, "detail": detail, "machine": machine(),
+    }  # fmt: skip
+    if options.json:
+        show(document, as_json=True)
+    else:
+        Console().print(table(figures))
+
+
+def table(figures: Mapping[str, float | None]) -> Table:
+    """The figures beside what they have to reach."""
+    drawn = Table(title="engine", title_justify="left")
+    for heading, side in (
+        ("figure", "left"),
+        ("measured", "right"),
+        ("goal", "right"),
+        ("", "left"),
+    ):
+        drawn.add_column(heading, justify="right" if side == "right" else "left")
+    for name, value in figures.items():
+        relation, bound = GOALS.get(name, ("", 0.0))
+        reached = ""
+        if relation and value is not None:
+            reached = "yes" if (value >= bound) == (relation == ">=") or value == bound else "no"
+        drawn.add_row(
+            name, "-" if value is None else f"{value:.4g}",
+            f"{relation} {bound:g}" if relation else "", reached,
+        )  # fmt: skip
+    return drawn
+
+
+def _details(records: Mapping[str, Record]) -> Part:
+    return {name: record.detail() for name, record in records.items()}
+
+
+if __name__ == "__main__":
+    main()
