@@ -121,7 +121,9 @@ class _Training:
             estimate_usd_per_hour=chosen.estimate.dollars_per_hour,
         )
 
-    def _settings(self, asked: Question, requests: tuple[NodeRequest, ...]) -> ControllerSettings:
+    def _settings(
+        self, asked: Question, requests: tuple[NodeRequest, ...], past: tuple[Event, ...]
+    ) -> ControllerSettings:
         config, beginning = self.config, self.beginning
         most_gpus = asked.catalogue.pool.max_gpus_per_machine
         return ControllerSettings(
@@ -143,6 +145,7 @@ class _Training:
             reconnect_s=parse_seconds(config.runtime.reconnect),
             silence_s=parse_seconds(config.runtime.silence),
             keep=config.checkpoint.keep,
+            recorded=frozenset((e.generation, e["step"]) for e in past if e.kind == "step"),
         )
 
     def _view(self) -> str:
@@ -157,7 +160,7 @@ class _Training:
         worth = Worth(asked, chosen.plan)
         keys = folder.path / ".identity"
         controller = Controller(
-            self._settings(asked, requests),
+            self._settings(asked, requests, past),
             identity=create_identity(keys, run=folder.name),
             replan=asked.replanner(chosen.plan),
             not_worth=worth.not_worth if config.cloud.replace else None,
@@ -176,7 +179,10 @@ class _Training:
             config, asked, run=folder.name, folder=folder.path, controller=await controller.start(),
             identity=keys, tokens=self.beginning.tokens, tell_capacity=recruiter.tell_capacity,
         )  # fmt: skip
-        for proof in await machines.leftovers():
+        taken = machines.provisioner.adopt(*controller.members)
+        controller.adopt(taken)
+        recruiter.take_over(past, taken)
+        for proof in await machines.leftovers(taken):
             events.write(
                 "node_released", node=proof.node, released=proof.released, proof=proof.proof
             )

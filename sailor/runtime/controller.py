@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -37,9 +37,10 @@ from sailor.parallel.transition import change_between
 from sailor.plan import Plan
 from sailor.runtime import messages as m
 from sailor.runtime import state as s
+from sailor.runtime.adoption import to_adopt
 from sailor.runtime.agreement import Agreement
 from sailor.runtime.identity import Identity
-from sailor.runtime.journal import read_journal, write_journal
+from sailor.runtime.journal import Journal, read_journal, write_journal
 from sailor.runtime.key_store import KeyStore
 from sailor.runtime.lifecycle import advance
 from sailor.runtime.roster import Roster
@@ -83,6 +84,7 @@ class ControllerSettings:
     reconnect_s: float = 0.4
     silence_s: float = 5.0
     keep: int = 2
+    recorded: frozenset[tuple[int, int]] = frozenset()  # (generation, step) in the log already
     leave_s: float = 120.0  # for a machine that is given back to hand over what it holds
 
 
@@ -117,10 +119,9 @@ class Controller:
         self._events = events
         self._clock = clock or WallClock()
         self._queue: asyncio.Queue[s.Event] = asyncio.Queue()
-        self._roster = Roster()
         self._store = KeyStore()
         self._restores: dict[int, Restore] = {}
-        self._recorded: set[tuple[int, int]] = set()
+        self._recorded: set[tuple[int, int]] = set(settings.recorded)
         self._step_seconds: deque[float] = deque(maxlen=32)  # of the newest steps
         # (step, generation) -> node -> its part: parts of two generations are never one checkpoint
         self._persisted: dict[tuple[int, int], dict[str, m.Persisted]] = {}
@@ -133,6 +134,10 @@ class Controller:
         self._outcome: s.Finish | None = None
         self._journal_path = settings.directory / "journal.json"
         self._journal = read_journal(self._journal_path)
+        self._journalling = asyncio.Lock()
+        self._roster = Roster(members=self._journal.members, given_up=self._journal.fenced)
+        self._adopts = False
+        self._open = asyncio.Event()  # ``run`` has begun; whoever dials in before waits
         self._run = s.Run(
             limits=settings.limits,
             total_steps=settings.run.train.total_steps,
@@ -141,6 +146,43 @@ class Controller:
         )
 
     # For the people around it
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Nodes that an earlier controller of this run knew and that may train still."""
+        return tuple(self._journal.members) if self._journal.active is not None else ()
+
+    @property
+    def _lived_on(self) -> Layout | None:
+        """What the earlier controller had told to go, as far as this run's settings still hold."""
+        active, run = self._journal.active, self.settings.run
+        if active is None:
+            return None
+        return Layout(plan=active.plan, spec=run.spec, pieces=run.pieces, workers=active.workers)
+
+    def adopt(self, living: Collection[str]) -> None:
+        """Before ``start``: which of ``members`` have a machine still. None: the run begins anew,
+        from its durable checkpoint."""
+        layout, active = self._lived_on, self._journal.active
+        for node in set(self._journal.members) - set(living):
+            self._journal = self._journal.left(node)
+        if layout is None or active is None or not living:
+            self._journal = self._journal.alone()
+            self._roster = Roster(given_up=self._journal.fenced)
+            return
+        self._roster = Roster(members=self._journal.members, given_up=self._journal.fenced)
+        self._adopts = True
+        self._run = to_adopt(
+            limits=self.settings.limits,
+            total_steps=self.settings.run.train.total_steps,
+            at=self._clock.now(),
+            generation=self._journal.generation,
+            active=layout,
+            active_generation=active.generation,
+            awaited=frozenset(living),
+        )
+        self._agreement, self._before = Agreement(layout=layout), layout
+        self._durable = set(store.steps(Path(self.settings.run.checkpoint_directory)))
 
     def ask_stop(self, end: s.End, why: str) -> None:
         """Finish the step, save, end. Safe to call from a signal handler of the loop."""
@@ -174,23 +216,43 @@ class Controller:
     # The run
 
     async def start(self) -> tuple[str, int]:
-        """Open the control port; the address agents dial. Raises OSError when it is taken."""
+        """Open the control port; the address agents dial. Raises OSError when it is taken.
+
+        A port that was free to choose is the earlier controller's, where its agents dial.
+        """
         self._server = await listen(
             self.settings.host,
-            self.settings.port,
+            self.settings.port or (self._journal.port if self.members else 0),
             identity=self._identity,
             decoder=m.decoder(m.ToController),
             on_link=self._serve,
         )
-        return address_of(self._server)
+        host, port = address_of(self._server)
+        await self._note(self._journal.started(port=port))
+        return host, port
+
+    def _note(self, journal: Journal) -> Coroutine[Any, Any, None]:
+        """From now on this is the journal; awaited, it is on disk."""
+        self._journal = journal
+        return self._write_journal()
+
+    async def _write_journal(self) -> None:
+        async with self._journalling:
+            try:
+                await asyncio.to_thread(write_journal, self._journal_path, self._journal)
+            except OSError as error:  # no reason to end a run that trains
+                log.error("a controller after this one may not find its run: %s", error)
 
     async def run(self, provisioner: Provisioner) -> Outcome:
         """Provision, train through whatever happens, save, release. Call ``start`` first."""
         self._provisioner = provisioner
+        self._run = replace(self._run, started_at=self._clock.now())
+        self._open.set()
         self._beside(self._ticks())
         self._beside(self._watch_notices())
         try:
-            await self.add_nodes(*self.settings.nodes)
+            if not self._adopts:
+                await self.add_nodes(*self.settings.nodes)
             while self._outcome is None:
                 await self._handle(await self._queue.get())
         finally:
@@ -216,6 +278,7 @@ class Controller:
         released = await self._provisioner.close()
         for proof in released:
             self._note_released(proof)
+        await self._note(self._journal.alone())
         self._server.close()
         for agent in self._roster.agents.values():
             if agent.link is not None:
@@ -278,12 +341,16 @@ class Controller:
         self._queue.put_nowait(event)
 
     def _lose(self, node: str, cause: str, silent_s: float) -> None:
+        self._shut_out(node, cause, silent_s)
+        self._put(s.Lost(at=self._clock.now(), node=node, cause=cause, silent_s=silent_s))
+
+    def _shut_out(self, node: str, cause: str, silent_s: float) -> None:
         agent = self._roster.remove(node)
         self._roster.fenced[node] = cause
+        self._beside(self._note(self._journal.left(node)))
         if agent is not None and agent.link is not None:
             agent.link.abort()
         self._events.write("node_lost", node=node, cause=cause, silent_s=silent_s)
-        self._put(s.Lost(at=self._clock.now(), node=node, cause=cause, silent_s=silent_s))
         self._beside(self._release(node))
 
     async def _release(self, node: str) -> None:
@@ -307,8 +374,10 @@ class Controller:
         if not isinstance(hello, m.Hello):
             log.warning("%s did not say hello, closing", link.peer)
             return
+        await self._open.wait()
         now = self._clock.now()
         known = hello.node in self._roster.agents
+        member = hello.node in self._roster.members
         refusal = self._roster.admit(hello, link, now=now)
         if refusal:
             log.warning("refused %s: %s", hello.node, refusal)
@@ -319,10 +388,12 @@ class Controller:
                 settings=self.settings.run,
                 lease_s=self.settings.lease_s,
                 heartbeat_s=self.settings.heartbeat_s,
+                logged=max(self._recorded, default=(0, -1)),
             )
         )
         agent = self._roster.agents[hello.node]
         if not known:
+            self._beside(self._note(self._journal.joined(hello.node, hello.start)))
             self._events.write(
                 "node_joined",
                 node=hello.node,
@@ -331,7 +402,12 @@ class Controller:
                 pid=hello.pid,
                 workers=[{"worker": str(w.worker), "pid": w.pid} for w in hello.workers],
             )
-            self._put(s.Joined(at=now, member=agent.member, slots=agent.slots))
+            if member:
+                self._put(self._rejoined(hello, agent.member, agent.slots))
+                for part in hello.persisted:
+                    await self._on_persisted(hello.node, part)
+            else:
+                self._put(s.Joined(at=now, member=agent.member, slots=agent.slots))
         try:
             while True:
                 message = await link.receive()
@@ -339,6 +415,19 @@ class Controller:
                 await self._on_message(hello.node, link, message)
         except LinkClosed:
             self._roster.parted(hello.node, link, now=self._clock.now())
+
+    def _rejoined(self, hello: m.Hello, member: Member, slots: int) -> s.Rejoined:
+        """What a member says of itself, as an event."""
+        active = self._run.active_generation
+        mine = [status for status in hello.workers if status.generation == active]
+        return s.Rejoined(
+            at=self._clock.now(),
+            member=member,
+            slots=slots,
+            going_on=frozenset(w.worker for w in mine if w.doing in ("training", "finished")),
+            heard=hello.heard,
+            step=max((status.step for status in mine), default=0),
+        )
 
     async def _on_message(self, node: str, link: Link, message: Any) -> None:
         """Turn one message into events. Answers of other generations are sorted out by advance."""
@@ -565,8 +654,11 @@ class Controller:
             case s.SendSwitch():
                 await self._switch(command)
             case s.SendGo():
-                self._journal = self._journal.begun(command.generation, step=command.step)
-                await asyncio.to_thread(write_journal, self._journal_path, self._journal)
+                await self._note(
+                    self._journal.begun(
+                        command.generation, step=command.step, layout=command.layout
+                    )
+                )
                 go = m.Go(generation=command.generation, step=command.step)
                 await self._tell(command.layout.nodes, go)
                 await self._store.drop_before(command.generation)
@@ -576,26 +668,36 @@ class Controller:
             case s.Fence():
                 self._events.write("fenced", node=command.node, reason=command.reason)
                 await self._roster.send(command.node, m.Refused(reason=command.reason))
-                self._lose(command.node, command.reason, 0.0)
+                self._shut_out(command.node, command.reason, 0.0)
             case s.Release():
                 await self._roster.send(command.node, m.Shutdown(reason=command.reason))
                 self._roster.remove(command.node)
                 self._roster.fenced[command.node] = command.reason
+                self._beside(self._note(self._journal.left(command.node)))
                 self._put(s.Lost(at=self._clock.now(), node=command.node, cause="released"))
                 self._beside(self._release(command.node))
+            case s.Provision():
+                fenced, attempt = self._roster.fenced, self._journal.attempt
+                await self.add_nodes(
+                    *(
+                        replace(r, node=f"{r.node}-{attempt}") if r.node in fenced else r
+                        for r in self.settings.nodes
+                    )
+                )
             case s.Finish():
                 self._outcome = command
 
     def _record(self, command: s.Record) -> None:
         fields = dict(command.fields)
         generation = int(fields.pop("generation", self._run.generation))
-        if command.kind == "generation_started" and self._run.active is not None:
-            layout = self._run.active
+        layout = self._run.active
+        if command.kind == "generation_started" and layout is not None:
             change = change_between(self._before, layout)
             self._before = layout
             self._agreement = Agreement(layout=layout)
             fields["kept_groups"] = len(change.kept)
             fields["built_groups"] = len(change.built)
+        if command.kind in ("generation_started", "adopted") and layout is not None:
             fields["ranks"] = [
                 {
                     "rank": rank,
@@ -723,6 +825,8 @@ class Controller:
             status = agent.statuses.get(worker) if agent is not None else None
             if status is None or status.step < 0:
                 continue
+            if status.generation != self._run.active_generation:
+                continue  # it has switched already, for a controller that ended
             applied.append(status.step)
             copies.append(
                 Copy(

@@ -50,6 +50,11 @@ class Custody:
         self._writing = asyncio.Lock()  # one checkpoint at a time
         self._written: dict[tuple[int, int], m.Persisted] = {}
 
+    @property
+    def written(self) -> tuple[m.Persisted, ...]:
+        """What was reported last, for a controller that was not there to hear it."""
+        return tuple(report for report in self._written.values() if not report.error)
+
     # Copies
 
     def serve(self, layout: Layout, prepare: m.Prepare) -> None:

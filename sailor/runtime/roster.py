@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from sailor.parallel.layout import Member, WorkerId
@@ -20,25 +21,38 @@ class AgentRecord:
     address: tuple[str, int]
     link: Link | None
     heard_at: float
+    start: str = ""
     parted_at: float | None = None
     statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)
     holdings: tuple[Holding, ...] = ()
 
 
 class Roster:
-    """Agents by node name. A node once fenced never comes back under that name."""
+    """Agents by node name. A node once fenced never comes back under that name, and a start of an
+    agent that an earlier controller has given up never at all.
 
-    def __init__(self) -> None:
+    ``members``: node -> start, of those that an earlier controller had let in.
+    """
+
+    def __init__(
+        self, *, members: Mapping[str, str] | None = None, given_up: Collection[str] = ()
+    ) -> None:
         self.agents: dict[str, AgentRecord] = {}
         self.fenced: dict[str, str] = {}
+        self.members = dict(members or {})
+        self._given_up = frozenset(given_up)
 
     def admit(self, hello: Hello, link: Link, *, now: float) -> str:
         """Take an agent in. Returns why not, or "" and the record is there."""
         if hello.node in self.fenced:
             return f"{hello.node} was given up: {self.fenced[hello.node]}"
+        if hello.start in self._given_up:
+            return f"this start of {hello.node} was given up by an earlier controller"
         known = self.agents.get(hello.node)
-        if known is not None and known.pid != hello.pid:
+        start = known.start if known is not None else self.members.get(hello.node, hello.start)
+        if start != hello.start or (known is not None and known.pid != hello.pid):
             return f"{hello.node} is a member already, with another agent"
+        self.members.pop(hello.node, None)
         workers = tuple(sorted(status.worker for status in hello.workers))
         self.agents[hello.node] = AgentRecord(
             node=hello.node,
@@ -53,6 +67,7 @@ class Roster:
             address=(hello.host, hello.port),
             link=link,
             heard_at=now,
+            start=hello.start,
             statuses={status.worker: status for status in hello.workers},
             holdings=hello.holdings,
         )
@@ -86,6 +101,7 @@ class Roster:
 
     def remove(self, node: str) -> AgentRecord | None:
         """Forget an agent."""
+        self.members.pop(node, None)
         return self.agents.pop(node, None)
 
     async def send(self, node: str, message: Message) -> bool:
