@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sailor.checkpoint import store
+from sailor.checkpoint.files import place
 from sailor.checkpoint.placement import peers
 from sailor.checkpoint.restore import Copy, Restore, choose
 from sailor.checkpoint.segment import CorruptSnapshot
@@ -127,6 +128,7 @@ class Controller:
         self._persisted: dict[tuple[int, int], dict[str, m.Persisted]] = {}
         self._durable: set[int] = set()  # steps with a complete checkpoint of this start
         self._completing = asyncio.Lock()
+        self._newest: store.Checkpoint | None = None  # durable, and not found spoiled
         self._tasks: set[asyncio.Task[None]] = set()
         self._spoiled: set[str | tuple[str, m.SnapshotId | None]] = set()  # paths, (node, snapshot)
         self._before: Layout | None = None
@@ -182,7 +184,8 @@ class Controller:
             awaited=frozenset(living),
         )
         self._agreement, self._before = Agreement(layout=layout), layout
-        self._durable = set(store.steps(Path(self.settings.run.checkpoint_directory)))
+        if self._newest is not None:
+            self._durable = {self._newest.step}
 
     def ask_stop(self, end: s.End, why: str) -> None:
         """Finish the step, save, end. Safe to call from a signal handler of the loop."""
@@ -218,8 +221,11 @@ class Controller:
     async def start(self) -> tuple[str, int]:
         """Open the control port; the address agents dial. Raises OSError when it is taken.
 
-        A port that was free to choose is the earlier controller's, where its agents dial.
+        A port that was free to choose is the earlier controller's, where its agents dial. Raises
+        CheckpointFailed when the place of durable checkpoints does not say what it has: a run must
+        not begin anew because nobody answered.
         """
+        await self._look_for_newest()
         self._server = await listen(
             self.settings.host,
             self.settings.port or (self._journal.port if self.members else 0),
@@ -230,6 +236,18 @@ class Controller:
         host, port = address_of(self._server)
         await self._note(self._journal.started(port=port))
         return host, port
+
+    async def _look_for_newest(self) -> None:
+        """Ask the place of durable checkpoints, once; what comes later we complete ourselves."""
+        address = self.settings.run.checkpoint_directory
+        spoiled = [path for path in self._spoiled if isinstance(path, str)]
+        try:
+            directory = await asyncio.to_thread(place, address)
+            self._newest = await asyncio.to_thread(partial(store.newest, directory, but=spoiled))
+        except OSError as error:
+            raise store.CheckpointFailed(
+                "the durable checkpoints cannot be listed", where=address, why=str(error)
+            ) from error
 
     def _note(self, journal: Journal) -> Coroutine[Any, Any, None]:
         """From now on this is the journal; awaited, it is on disk."""
@@ -601,8 +619,9 @@ class Controller:
 
     async def _complete(self, last: m.Persisted) -> None:
         began = self._clock.now()
-        directory = Path(self.settings.run.checkpoint_directory)
         try:
+            directory = await asyncio.to_thread(place, self.settings.run.checkpoint_directory)
+            folder = store.step_directory(directory, last.step)
             size = await asyncio.to_thread(
                 store.complete,
                 directory,
@@ -611,11 +630,12 @@ class Controller:
                 settings=self.settings.run,
                 keep=self.settings.keep,
             )
-        except (store.CheckpointFailed, CorruptSnapshot) as error:
+            self._spoiled.discard(str(folder))  # written anew
+            await self._look_for_newest()
+        except (store.CheckpointFailed, CorruptSnapshot, OSError) as error:
             self._persist_failed(last.generation, last.step, str(error))
             return
         self._durable.add(last.step)
-        self._spoiled.discard(str(store.step_directory(directory, last.step)))  # written anew
         self._events.write(
             "persisted",
             generation=last.generation,
@@ -777,10 +797,14 @@ class Controller:
     async def _choose(self, command: s.ChooseSources) -> None:
         copies, committed = self._copies(live=command.live)
         self._events.write("committed", generation=self._run.active_generation, step=committed)
-        checkpoint = await asyncio.to_thread(
-            partial(store.newest, but=[path for path in self._spoiled if isinstance(path, str)]),
-            Path(self.settings.run.checkpoint_directory),
-        )
+        checkpoint = self._newest
+        if checkpoint is not None and str(checkpoint.path) in self._spoiled:
+            try:
+                await self._look_for_newest()
+            except store.CheckpointFailed as error:
+                log.error("%s", error.render())
+                return  # the stage passes its deadline, and all is tried again
+            checkpoint = self._newest
         if checkpoint is not None:
             copies.append(
                 Copy(

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -109,7 +108,7 @@ class Tenure:
     def settled(self, run: m.RunSettings) -> None:
         """The controller has said what run this is."""
         self._run = run
-        self._custody.directory = Path(run.checkpoint_directory)
+        self._custody.directory = run.checkpoint_directory
 
     @property
     def persisted(self) -> tuple[m.Persisted, ...]:
@@ -293,7 +292,9 @@ class Tenure:
         if halt.persist and steps:  # not of one step only after a loss: reported as an error
             step = max(steps)
             snapshots = part.snapshots.get(step, {})
-            self._beside(self._custody.persist(part.layout, halt.generation, step, snapshots))
+            self._beside(
+                self._custody.persist(part.layout, halt.generation, step, snapshots, must=True)
+            )
 
     def _halted(self, generation: int, records: tuple[m.StepRecord, ...]) -> m.Halted:
         part = self._parts.get(generation)
@@ -451,7 +452,9 @@ class Tenure:
         for step in sorted(part.snapshots)[:-_REMEMBERED_STEPS]:
             del part.snapshots[step]
         if self._durable(snapshot.step) and at_step.keys() >= set(part.workers):
-            await self._custody.persist(part.layout, generation, snapshot.step, at_step)
+            assert self._run is not None
+            last = snapshot.step == self._run.train.total_steps
+            await self._custody.persist(part.layout, generation, snapshot.step, at_step, must=last)
 
     def _digests(self, snapshot: m.SnapshotId, boxes: Sequence[Box]) -> tuple[int, ...]:
         """What the boxes were sealed with, at steps where owners are compared."""
