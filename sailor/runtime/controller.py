@@ -121,6 +121,7 @@ class Controller:
         self._clock = clock or WallClock()
         self._queue: asyncio.Queue[s.Event] = asyncio.Queue()
         self._store = KeyStore()
+        self._moved: dict[int, int] = {}  # generation -> bytes its nodes have copied
         self._restores: dict[int, Restore] = {}
         self._recorded: set[tuple[int, int]] = set(settings.recorded)
         self._step_seconds: deque[float] = deque(maxlen=32)  # of the newest steps
@@ -489,6 +490,8 @@ class Controller:
                     self._record_step(record)
                 self._put(s.NodeHalted(at=now, generation=generation, node=node))
             case m.Switched():
+                moved = self._moved.get(generation, 0) + message.bytes_moved
+                self._moved = {generation: moved}
                 self._put(
                     s.NodeSwitched(at=now, generation=generation, node=node, copy_s=message.copy_s)
                 )
@@ -732,6 +735,8 @@ class Controller:
             ]
         if command.kind == "pause" and fields["planned"]:
             self._planned_pause_s = float(fields["total_s"])
+        if command.kind == "pause":
+            fields["bytes_moved"] = self._moved.get(generation, 0)
         self._events.write(command.kind, generation=generation, **fields)
 
     async def _tell(self, nodes: Sequence[str], message: m.Message) -> None:
