@@ -35,22 +35,24 @@ SIZES = {
     "1m": (
         "model.num_layers=5", "model.hidden_size=128", "model.num_heads=4", "model.num_kv_heads=4",
         "model.head_size=32", "model.ffn_hidden_size=512", "train.global_batch_size=16",
+        "planner.microbatch_size=2",
     ),
     "25m": (
         "model.num_layers=8", "model.hidden_size=512", "model.num_heads=8", "model.num_kv_heads=8",
         "model.head_size=64", "model.ffn_hidden_size=2048", "train.global_batch_size=4",
+        "planner.microbatch_size=1",
     ),
     "100m": (
         "model.num_layers=14", "model.hidden_size=768", "model.num_heads=12",
         "model.num_kv_heads=12", "model.head_size=64", "model.ffn_hidden_size=3072",
-        "train.global_batch_size=4",
+        "train.global_batch_size=4", "planner.microbatch_size=1",
     ),
 }  # fmt: skip
 COMMON = (
-    "model.max_positions=128", "train.sequence_length=128", "planner.microbatch_size=1",
+    "model.max_positions=128", "train.sequence_length=128",
     "train.steps=100000", "train.eval_samples=2", "train.eval_every=0",
-    "checkpoint.persist_every=0", "cloud.memory_per_gpu=4GiB", "cloud.max_nodes=64", "ui.mode=plain",
-    "cloud.replace=false",
+    "checkpoint.persist_every=0", "cloud.memory_per_gpu=4GiB", "cloud.max_nodes=64",
+    "ui.mode=plain", "cloud.replace=false",
 )  # fmt: skip
 
 
@@ -130,7 +132,9 @@ class BrokenRun:
         pause = [e for e in log if e.kind == "pause" and e.generation > generation][-1]
         first = next(e for e in _steps(log) if e.generation == pause.generation)
         lost = next(
-            e for e in log if e.kind in ("node_lost", "worker_lost") and _wall(e) >= killed_at - 0.01
+            e
+            for e in log
+            if e.kind in ("node_lost", "worker_lost") and _wall(e) >= killed_at - 0.01
         )
         return Recovery(
             victim=victim,
@@ -192,9 +196,7 @@ class BrokenRun:
 
 
 @contextlib.contextmanager
-def broken_run(
-    folder: Path, *arguments: str, joins: Sequence[int] = ()
-) -> Iterator[BrokenRun]:
+def broken_run(folder: Path, *arguments: str, joins: Sequence[int] = ()) -> Iterator[BrokenRun]:
     """Start a run in ``folder``; of it nothing is left at the end. ``joins``: steps at which one
     more machine is asked for."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -44,6 +44,7 @@ from sailor.runtime.identity import Identity
 from sailor.runtime.journal import Journal, read_journal, write_journal
 from sailor.runtime.key_store import KeyStore
 from sailor.runtime.lifecycle import advance
+from sailor.runtime.probe import Answer, ask, reach_seconds
 from sailor.runtime.roster import Roster
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
 from sailor.runtime.watchdog import exchange_timeout_s
@@ -53,6 +54,9 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 FIRST_PAUSE_S = 1.0  # what a planned change is taken to cost before one was seen
 HELLO_S = 10.0  # for a new connection's first word
+REACH_S = 2.0  # for a first connection to an agent's port
+UNREACHABLE_S = 0.3  # beyond what connecting takes: then the machine does not answer
+ROUNDS, ROUND_S = 5, 0.01  # how often an agent that hung up is asked after, and how fast
 
 T = TypeVar("T")
 Replanner = Callable[[Sequence[Member]], Plan]
@@ -320,6 +324,8 @@ class Controller:
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock.now()
+            for agent in self._roster.to_ask_after(now=now):
+                self._beside(self._ask_after(agent.node, rounds=1))
             for node, cause, silent_s in self._roster.overdue(
                 now=now,
                 reconnect_s=self.settings.reconnect_s,
@@ -412,6 +418,7 @@ class Controller:
         )
         agent = self._roster.agents[hello.node]
         if not known:
+            self._beside(self._measure_reach(hello.node))
             self._beside(self._note(self._journal.joined(hello.node, hello.start)))
             self._events.write(
                 "node_joined",
@@ -434,6 +441,36 @@ class Controller:
                 await self._on_message(hello.node, link, message)
         except LinkClosed:
             self._roster.parted(hello.node, link, now=self._clock.now())
+            await self._ask_after(hello.node, rounds=ROUNDS)
+
+    async def _measure_reach(self, node: str) -> None:
+        """Learn whether the agent's port can be asked at all, while it surely lives."""
+        agent = self._roster.agents.get(node)
+        if agent is not None:
+            agent.reach_s = await reach_seconds(agent.address, seconds=REACH_S)
+
+    async def _ask_after(self, node: str, *, rounds: int) -> None:
+        """Whether a node that is silent or has gone away is there: if surely not, it is lost now,
+        and not only when its time is up."""
+        for number in range(rounds):
+            agent = self._roster.agents.get(node)
+            if agent is None or agent.reach_s is None:
+                return None
+            heard_at, link = agent.heard_at, agent.link
+            if rounds > 1 and link is not None:
+                return None  # it has come back
+            answer = await ask(agent.address, seconds=UNREACHABLE_S + 4 * agent.reach_s)
+            if self._roster.agents.get(node) is not agent or agent.heard_at != heard_at:
+                return None
+            silent_s = self._clock.now() - heard_at
+            match answer:
+                case Answer.refused:
+                    return self._lose(node, "its agent ended", silent_s)
+                case Answer.nothing:
+                    return self._lose(node, f"unreachable, silent for {silent_s:.1f} s", silent_s)
+            # Its sockets close one after the other while it dies: ask again in a moment.
+            await asyncio.sleep(ROUND_S * (number + 1))
+        return None
 
     def _rejoined(self, hello: m.Hello, member: Member, slots: int) -> s.Rejoined:
         """What a member says of itself, as an event."""

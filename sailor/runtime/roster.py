@@ -9,6 +9,10 @@ from sailor.parallel.layout import Member, WorkerId
 from sailor.runtime.messages import Hello, Holding, Message, WorkerStatus
 from sailor.runtime.transport import Link, LinkClosed
 
+QUIET_S = 0.5  # without a heartbeat: time to ask whether the machine is there at all
+ASK_EVERY_S = 1.0
+ANSWERS_LONGER = 3
+
 
 @dataclass(kw_only=True)
 class AgentRecord:
@@ -22,6 +26,8 @@ class AgentRecord:
     link: Link | None
     heard_at: float
     start: str = ""
+    reach_s: float | None = None  # to connect to ``address``; None where that cannot be asked
+    asked_at: float = 0.0
     parted_at: float | None = None
     statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)
     holdings: tuple[Holding, ...] = ()
@@ -68,6 +74,7 @@ class Roster:
             link=link,
             heard_at=now,
             start=hello.start,
+            reach_s=known.reach_s if known is not None else None,
             statuses={status.worker: status for status in hello.workers},
             holdings=hello.holdings,
         )
@@ -93,10 +100,23 @@ class Roster:
         for node, agent in self.agents.items():
             silent_s = now - agent.heard_at
             if agent.link is None and agent.parted_at is not None:
-                if now - agent.parted_at > reconnect_s:
+                # Where its port can be asked, that it is dead is known by now: it has longer.
+                patience_s = reconnect_s * (1 if agent.reach_s is None else ANSWERS_LONGER)
+                if now - agent.parted_at > patience_s:
                     found.append((node, "connection closed", silent_s))
             elif silent_s > silence_s:
                 found.append((node, f"silent for {silent_s:.1f} s", silent_s))
+        return found
+
+    def to_ask_after(self, *, now: float) -> list[AgentRecord]:
+        """Agents that have missed a heartbeat or two and whose port can be asked, each asked at
+        most once in ``ASK_EVERY_S``. They count as asked."""
+        found = []
+        for agent in self.agents.values():
+            quiet = agent.link is not None and now - agent.heard_at > QUIET_S
+            if quiet and agent.reach_s is not None and now - agent.asked_at > ASK_EVERY_S:
+                agent.asked_at = now
+                found.append(agent)
         return found
 
     def remove(self, node: str) -> AgentRecord | None:
