@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,14 @@ MOST_PLACES = 24
 class Machinery:
     """Who rents, and what goes with it.
 
-    ``leftovers`` ends what an earlier start of the run left behind. ``breakable`` takes faults,
+    ``leftovers`` ends what an earlier start of the run left behind, besides the nodes (on a cloud,
+    clusters) named, which were taken over. ``breakable`` takes faults,
     where machines are ours to break. ``play`` must run beside the job, ``close`` be called at the
     end, where there is such a thing.
     """
 
     provisioner: Provisioner
-    leftovers: Callable[[], Awaitable[tuple[Released, ...]]]
+    leftovers: Callable[[Collection[str]], Awaitable[tuple[Released, ...]]]
     breakable: Machines | None = None
     play: Callable[[], Coroutine[Any, Any, None]] | None = None
     close: Callable[[], Awaitable[None]] | None = None
@@ -125,7 +125,10 @@ def machinery(
         slots={LOCAL_MACHINE: config.cloud.gpus_per_node},
         zones=LOCAL_ZONES if trace is None else zones_of(trace),
     )
-    leftovers = partial(end_local_leftovers, folder, run=run)
+
+    async def leftovers(taken: Collection[str]) -> tuple[Released, ...]:
+        return await end_local_leftovers(folder, run=run, besides=taken)
+
     if trace is None:
         return Machinery(provisioner=local, leftovers=leftovers, breakable=local)
     spot = TraceProvisioner(
@@ -196,11 +199,13 @@ def _clusters(
         launches_in_flight=cloud.launches,
         launch_s=parse_seconds(cloud.join),
     )
-    return Machinery(
-        provisioner=provisioner,
-        leftovers=partial(end_leftovers, folder, launcher=launcher),
-        close=sky.close,
-    )
+
+    async def leftovers(taken: Collection[str]) -> tuple[Released, ...]:
+        return await end_leftovers(
+            folder, launcher=launcher, besides=provisioner.clusters_of(taken)
+        )
+
+    return Machinery(provisioner=provisioner, leftovers=leftovers, close=sky.close)
 
 
 def remote_tokens(tokens: Path) -> str:

@@ -10,6 +10,7 @@ import yaml
 
 from actions import domain
 from actions.run_folder import run_name
+from sailor.checkpoint.files import Folder, copy_here, place
 from sailor.checkpoint.store import newest, verify
 from sailor.config import Config
 from sailor.errors import ConfigError, DataError
@@ -44,18 +45,37 @@ def target(config: Config) -> Target:
         folder = path.parent.parent
     saved = saved_config(folder)
     if path is None:
-        directory = Path(saved.checkpoint.directory or folder / "checkpoints").expanduser()
-        found = newest(directory)
+        address = saved.checkpoint.directory or str(folder / "checkpoints")
+        try:
+            found = newest(place(address))
+        except OSError as error:
+            raise DataError(
+                f"the checkpoints of run {folder.name} cannot be listed", code="E516",
+                where=address, why=str(error),
+            ) from error  # fmt: skip
         if found is None:
             raise DataError(
-                f"run {folder.name} has no complete checkpoint", code="E516", where=str(directory),
+                f"run {folder.name} has no complete checkpoint", code="E516", where=address,
                 why="one is written every checkpoint.persist_every steps, and at the end",
                 fix=f"python run.py action=status run.name={folder.name}   shows how far it is",
             )  # fmt: skip
-        path = found.path
+        path = _brought_here(found.path, folder)
     return Target(
         run=folder.name, folder=folder, config=saved, checkpoint=path, step=_step(path)
     )  # fmt: skip
+
+
+def _brought_here(found: Folder, folder: Path) -> Path:
+    """The checkpoint as files of this computer. Raises DataError E516."""
+    if isinstance(found, Path):
+        return found
+    try:
+        return copy_here(found, folder / "fetched" / found.name)
+    except OSError as error:
+        raise DataError(
+            f"the checkpoint {found} cannot be fetched", code="E516", where=str(found),
+            why=str(error),
+        ) from error  # fmt: skip
 
 
 def checkpoint_path(config: Config) -> Path | None:

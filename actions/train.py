@@ -158,6 +158,7 @@ class _Training:
                 for event in past
                 if event.kind == "step" and event.get("loss") is not None
             },
+            recorded=frozenset((e.generation, e["step"]) for e in past if e.kind == "step"),
         )
 
     def _view(self) -> str:
@@ -191,7 +192,10 @@ class _Training:
             config, asked, run=folder.name, folder=folder.path, controller=await controller.start(),
             identity=keys, tokens=self.beginning.tokens, tell_capacity=recruiter.tell_capacity,
         )  # fmt: skip
-        for proof in await machines.leftovers():
+        taken = machines.provisioner.adopt(*controller.members)
+        controller.adopt(taken)
+        recruiter.take_over(past, taken)
+        for proof in await machines.leftovers(taken):
             events.write(
                 "node_released", node=proof.node, released=proof.released, proof=proof.proof
             )

@@ -123,6 +123,22 @@ class ClusterProvisioner:
                 self._of_node[node] = cluster
             cluster.launching = asyncio.create_task(self._launch(cluster))
 
+    def adopt(self, *nodes: str) -> tuple[str, ...]:
+        """Take over clusters of an earlier process that ran when it ended, by any of their nodes.
+
+        Whether they run still their agents will tell: asking a cloud takes longer than that.
+        """
+        taken = []
+        for order in self._book.remaining():
+            wanted = set(order.nodes) & set(nodes)
+            if not wanted or order.cluster in self._clusters:
+                continue
+            cluster = _Cluster(order=order, wanted=wanted)
+            self._clusters[order.cluster] = cluster
+            self._of_node.update(dict.fromkeys(order.nodes, cluster))
+            taken += sorted(wanted)
+        return tuple(taken)
+
     async def release(self, node: str) -> Released:
         """Give a machine back. One of several in a cluster stays rented until all are given back,
         and says so; its end comes as news."""
@@ -141,6 +157,10 @@ class ClusterProvisioner:
                 if other.node != node:
                     self._news.put_nowait(other)
         return next(proof for proof in proofs if proof.node == node)
+
+    def clusters_of(self, nodes: Collection[str]) -> frozenset[str]:
+        """The clusters that these nodes are rented as."""
+        return frozenset(self._of_node[n].order.cluster for n in nodes if n in self._of_node)
 
     async def notices(self) -> AsyncIterator[News]:
         """Machines that run, orders that were refused, siblings that went; until ``close``."""

@@ -114,7 +114,7 @@ class FaultInjector:
             if event.kind == "run_started":
                 self._trained_before += last - began if began is not None else 0.0
                 began = None
-            if event.kind == "generation_started" and began is None:
+            if event.kind in ("generation_started", "adopted") and began is None:
                 began = event.t
             last = event.t
         self._trained_before += last - began if began is not None else 0.0
@@ -145,7 +145,7 @@ class FaultInjector:
                     del self._workers[worker]
             case "notice":
                 self._leaving.add(node)
-            case "generation_started":
+            case "generation_started" | "adopted":
                 ranks = sorted(event.get("ranks", ()), key=lambda entry: entry["rank"])
                 self._ranks = [entry["worker"] for entry in ranks]
                 if not self._training:

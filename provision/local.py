@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -146,6 +146,26 @@ class LocalProvisioner:
             why=str(error),
             where=self._command[0],
         )
+
+    def adopt(self, *nodes: str) -> tuple[str, ...]:
+        """Take over machines of an earlier process whose agents live still."""
+        living = []
+        for machine in self._record.remaining():
+            leader = machine.leader
+            if machine.node not in nodes or machine.node in self._nodes or leader is None:
+                continue
+            try:
+                watch = os.pidfd_open(leader.pid)
+            except OSError:
+                continue
+            if not leader.alive:  # asked once the descriptor is held: the pid was not used again
+                os.close(watch)
+                continue
+            running = _Running(machine=machine, watch=watch)
+            self._nodes[machine.node] = running
+            asyncio.get_running_loop().add_reader(watch, self._ended_unasked, running)
+            living.append(machine.node)
+        return tuple(living)
 
     def preempt(self, node: str, *, seconds: float) -> None:
         """Say now that a machine goes, and take it away after ``seconds``. Raises KeyError."""
@@ -293,9 +313,14 @@ class LocalProvisioner:
 
 
 async def end_leftovers(
-    folder: Path, *, run: str, memory_root: Path = Path("/dev/shm")
+    folder: Path,
+    *,
+    run: str,
+    besides: Collection[str] = (),
+    memory_root: Path = Path("/dev/shm"),
 ) -> tuple[Released, ...]:
-    """End machines that an earlier process of this run started and did not live to release.
+    """End machines that an earlier process of this run started and did not live to release,
+    ``besides`` those that were taken over.
 
     Found by the record in the run folder: by pid and start tick, and by the mark in their
     environment, so that a pid that belongs to another process by now is left alone.
@@ -303,6 +328,8 @@ async def end_leftovers(
     record = MachineRecord(folder / RECORD)
     results = []
     for machine in record.remaining():
+        if machine.node in besides:
+            continue
         found = living_members(mark=machine.mark, leader=machine.leader)
         released = await _finish_off(machine, run=run, memory_root=memory_root)
         if released.released:

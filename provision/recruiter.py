@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -99,6 +99,14 @@ class Recruiter:
         """Listen and act from now on."""
         self._unsubscribe = self._events.subscribe(self._see)
         self._task = asyncio.create_task(self._watch())
+
+    def take_over(self, past: Iterable[Event], nodes: Collection[str]) -> None:
+        """Before ``start``: these nodes of an earlier process are there still, booked as its log
+        has them."""
+        booked = ("node_requested", "node_joined", "notice")
+        for event in past:
+            if event.kind in booked and event.get("node") in nodes:
+                self._see(event)
 
     async def stop(self) -> None:
         """Let go: nothing is asked for any more."""

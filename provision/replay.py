@@ -127,6 +127,10 @@ class TraceProvisioner:
         )
         self._news.put_nowait(Refused(node=request.node, error=error))
 
+    def adopt(self, *nodes: str) -> tuple[str, ...]:
+        """None: a trace begins anew with every process, and its machines with it."""
+        return ()
+
     async def release(self, node: str) -> Released:
         """Give a machine back, or withdraw its order; its place is free for the next one."""
         for orders in self._orders.values():

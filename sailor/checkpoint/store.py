@@ -4,7 +4,8 @@ Agents write files, each box once per checkpoint. The controller completes: it l
 writes manifest.json and, last of all, COMPLETE. A folder without that marker is no checkpoint,
 whatever it holds. Inside a file the tensors are named "<kind>/<box>", for kind in weight, moment1,
 moment2; the digest of each box is in the file's metadata, the digest of each file in the manifest.
-No torch: any layout can read it, and so can anything else that reads safetensors.
+No torch: any layout can read it, and so can anything else that reads safetensors. The folder may be
+of this computer or of any store, see ``files``.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import shutil
 import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import msgspec
 import numpy as np
 import xxhash
 
+from sailor.checkpoint import files
+from sailor.checkpoint.files import Folder, Sink, StorePath
 from sailor.checkpoint.segment import CorruptSnapshot, Segment, digest
 from sailor.errors import SailorError
 from sailor.parallel.boxes import KINDS, all_boxes
@@ -71,11 +73,19 @@ class Checkpoint:
 
     step: int
     generation: int
-    path: Path
+    path: Folder
     boxes: tuple[str, ...]
 
 
-def step_directory(directory: Path, step: int) -> Path:
+@overload
+def step_directory(directory: Path, step: int) -> Path: ...
+@overload
+def step_directory(directory: StorePath, step: int) -> StorePath: ...
+@overload
+def step_directory(directory: Folder, step: int) -> Folder: ...
+
+
+def step_directory(directory: Folder, step: int) -> Folder:
     """Where the checkpoint of a step lives."""
     return directory / f"step-{step:08d}"
 
@@ -84,37 +94,24 @@ def step_directory(directory: Path, step: int) -> Path:
 
 
 def write_part(
-    directory: Path, *, step: int, name: str, sources: Sequence[tuple[Segment, Iterable[str]]]
+    directory: Folder, *, step: int, name: str, sources: Sequence[tuple[Segment, Iterable[str]]]
 ) -> str:
     """Write boxes of verified segments as ``<name>.safetensors``; its digest (hex).
 
-    Streams straight from shared memory: needs no memory of its own. Atomic: under a temporary name
-    first, fsynced, then renamed. Raises CheckpointFailed (disk full, no permission), and
-    CorruptSnapshot when a box is not what was sealed. Blocks; meant for a thread.
+    Streams straight from shared memory: here it needs no memory of its own. All of it is there in
+    the end, or none. Raises CheckpointFailed (disk full, no permission, a store that does not
+    answer), and CorruptSnapshot when a box is not what was sealed. Blocks; meant for a thread.
     """
-    folder = step_directory(directory, step)
-    path = folder / f"{name}.safetensors"
-    temporary = folder / f".{name}.{os.getpid()}.tmp"
+    path = step_directory(directory, step) / f"{name}.safetensors"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb", buffering=0) as file:
-            total = _stream(file.fileno(), sources)
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-        _sync_directory(folder)
+        return files.write(path, lambda sink: _stream(sink, sources))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise CheckpointFailed(
             f"cannot write the checkpoint of step {step}", where=str(path), why=str(error)
         ) from error
-    except CorruptSnapshot:
-        temporary.unlink(missing_ok=True)
-        raise
-    return total
 
 
-def _stream(descriptor: int, sources: Sequence[tuple[Segment, Iterable[str]]]) -> str:
+def _stream(sink: Sink, sources: Sequence[tuple[Segment, Iterable[str]]]) -> str:
     """The safetensors format: length of the header, header (JSON), tensors one after the other."""
     chosen = [(segment, name) for segment, names in sources for name in names]
     header: dict[str, object] = {}
@@ -135,28 +132,27 @@ def _stream(descriptor: int, sources: Sequence[tuple[Segment, Iterable[str]]]) -
     encoded += b" " * (-len(encoded) % 8)
     total = xxhash.xxh3_64()
     for piece in (_HEADER_LENGTH.pack(len(encoded)), encoded):
-        _write(descriptor, memoryview(piece), total)
+        _write(sink, memoryview(piece), total)
     for segment, name in chosen:
         raw = segment.raw(name)
         if digest(raw) != segment.digest_of(name):
             raise CorruptSnapshot(f"box {name} changed after sealing", where=str(segment))
-        _write(descriptor, raw, total)
+        _write(sink, raw, total)
     return total.hexdigest()
 
 
-def _write(descriptor: int, data: memoryview, total: xxhash.xxh3_64) -> None:
+def _write(sink: Sink, data: memoryview, total: xxhash.xxh3_64) -> None:
     for start in range(0, len(data), _CHUNK_BYTES):
         chunk = data[start : start + _CHUNK_BYTES]
         total.update(chunk)
-        while chunk:
-            chunk = chunk[os.write(descriptor, chunk) :]
+        sink(chunk)
 
 
 # Completing: the controller
 
 
 def complete(
-    directory: Path, step: int, parts: Sequence[Persisted], *, settings: RunSettings, keep: int
+    directory: Folder, step: int, parts: Sequence[Persisted], *, settings: RunSettings, keep: int
 ) -> int:
     """Make the reported files a checkpoint, then remove all but the newest ``keep``. Its bytes.
 
@@ -181,7 +177,7 @@ def complete(
             where=str(folder),
             why=f"nobody wrote {missing[0]}",
         )
-    files = {
+    stored = {
         name: StoredFile(
             digest=written,
             num_bytes=_size(folder / name),
@@ -196,51 +192,56 @@ def complete(
         model=settings.spec.name,
         pieces=settings.pieces,
         seed=settings.train.seed,
-        files=files,
+        files=stored,
     )
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     try:
-        _write_durably(folder / MANIFEST, encoded)
-        _write_durably(folder / COMPLETE, f"{digest(encoded):016x}\n".encode())
+        _put(folder / MANIFEST, encoded)
+        _put(folder / COMPLETE, f"{digest(encoded):016x}\n".encode())
     except OSError as error:
         raise CheckpointFailed(
             f"cannot complete the checkpoint of step {step}", where=str(folder), why=str(error)
         ) from error
-    _prune(directory, keep=keep, newest_complete=step)
-    return sum(file.num_bytes for file in files.values())
+    try:
+        _prune(directory, keep=keep, newest_complete=step)
+    except OSError as error:  # the new one is complete; the old ones go with the next
+        log.warning("old checkpoints are still there: %s", error)
+    return sum(file.num_bytes for file in stored.values())
 
 
-def _prune(directory: Path, *, keep: int, newest_complete: int) -> None:
+def _prune(directory: Folder, *, keep: int, newest_complete: int) -> None:
     """Keep the newest complete ones; what is older than those and incomplete will never be one."""
     kept = set(steps(directory)[-max(keep, 1) :])
-    for folder in directory.glob("step-*"):
+    for folder in files.children(directory):
         step = _step_of(folder)
         if step is None or step in kept or step >= newest_complete:
             continue
         with contextlib.suppress(OSError):  # the marker first: never half a checkpoint with one
-            (folder / COMPLETE).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+            files.remove(folder / COMPLETE)
+        files.remove_tree(folder)
 
 
 # Reading
 
 
-def steps(directory: Path) -> list[int]:
-    """Steps of all complete checkpoints, ascending."""
+def steps(directory: Folder) -> list[int]:
+    """Steps of all complete checkpoints, ascending. Raises OSError when a store cannot tell."""
     found = [
         step
-        for folder in directory.glob("step-*")
-        if (step := _step_of(folder)) is not None and (folder / COMPLETE).is_file()
+        for folder in files.children(directory)
+        if (step := _step_of(folder)) is not None and files.exists(folder / COMPLETE)
     ]
     return sorted(found)
 
 
 def newest(
-    directory: Path, *, but: Container[str] = (), below: int | None = None
+    directory: Folder, *, but: Container[str] = (), below: int | None = None
 ) -> Checkpoint | None:
     """The newest complete checkpoint whose manifest is as completed, or None.
 
     ``but``: folders that were found not to hold what was written. ``below``: of earlier steps only.
+    Raises OSError when a store cannot tell: that there is none must not be mistaken for that
+    nobody answered.
     """
     for step in reversed(steps(directory)):
         folder = step_directory(directory, step)
@@ -256,11 +257,11 @@ def newest(
     return None
 
 
-def read_manifest(folder: Path) -> CheckpointManifest:
+def read_manifest(folder: Folder) -> CheckpointManifest:
     """What a checkpoint holds. Raises CorruptSnapshot unless it is complete and as completed."""
     try:
-        encoded = (folder / MANIFEST).read_bytes()
-        marker = (folder / COMPLETE).read_text().strip()
+        encoded = files.read(folder / MANIFEST)
+        marker = files.read(folder / COMPLETE).decode(errors="replace").strip()
         if marker != f"{digest(encoded):016x}":
             raise CorruptSnapshot("the manifest is not the one completed", where=str(folder))
         return msgspec.json.decode(encoded, type=CheckpointManifest)
@@ -276,13 +277,12 @@ class _Header:
     at: Mapping[str, tuple[tuple[int, ...], int]]
 
 
-def _read_header(path: Path) -> _Header:
+def _read_header(path: Folder) -> _Header:
     try:
-        with open(path, "rb") as file:
-            (length,) = _HEADER_LENGTH.unpack(file.read(_HEADER_LENGTH.size))
-            if length > _LONGEST_HEADER_BYTES:
-                raise CorruptSnapshot("header length is absurd", where=str(path))
-            header = json.loads(file.read(length))
+        (length,) = _HEADER_LENGTH.unpack(files.read_range(path, 0, _HEADER_LENGTH.size))
+        if length > _LONGEST_HEADER_BYTES:
+            raise CorruptSnapshot("header length is absurd", where=str(path))
+        header = json.loads(files.read_range(path, _HEADER_LENGTH.size, length))
         start = _HEADER_LENGTH.size + length
         boxes, at = {}, {}
         for key, value in header.pop("__metadata__").items():
@@ -299,7 +299,7 @@ def _read_header(path: Path) -> _Header:
 class Reader:
     """Reads boxes of one checkpoint, headers once. Every box is checked against its digest."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Folder) -> None:
         """``folder`` is one step's. Raises CorruptSnapshot when it is no complete checkpoint."""
         self._folder = folder
         self.manifest = read_manifest(folder)
@@ -321,24 +321,22 @@ class Reader:
             raise CorruptSnapshot(f"box {box} is not in its file", where=str(path))
         shape, offset = header.at[box]
         data = np.empty((len(KINDS), *shape), dtype=np.float32)
-        raw = data.data.cast("B")
         try:
-            with open(path, "rb") as file:
-                file.seek(offset)
-                got = file.readinto(raw)
+            raw = files.read_range(path, offset, data.nbytes)
         except OSError as error:
             raise CorruptSnapshot(f"cannot read {box}: {error}", where=str(path)) from error
-        if got != len(raw) or digest(raw) != header.boxes[box]:
+        if len(raw) != data.nbytes or digest(memoryview(raw)) != header.boxes[box]:
             raise CorruptSnapshot(f"box {box} has other bytes than were written", where=str(path))
+        data.data.cast("B")[:] = raw
         return data[0], data[1], data[2]
 
 
-def read_box(folder: Path, box: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def read_box(folder: Folder, box: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One box of a complete checkpoint: weight, moment1, moment2. Raises CorruptSnapshot."""
     return Reader(folder).read(box)
 
 
-def verify(directory: Path, step: int) -> list[str]:
+def verify(directory: Folder, step: int) -> list[str]:
     """What is wrong with a checkpoint, file by file; empty when every byte is as written."""
     folder = step_directory(directory, step)
     try:
@@ -350,9 +348,8 @@ def verify(directory: Path, step: int) -> list[str]:
         path = folder / name
         total = xxhash.xxh3_64()
         try:
-            with open(path, "rb") as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    total.update(chunk)
+            for chunk in files.chunks(path, most=_CHUNK_BYTES):
+                total.update(chunk)
         except OSError as error:
             problems.append(f"{name}: {error}")
             continue
@@ -361,33 +358,21 @@ def verify(directory: Path, step: int) -> list[str]:
     return problems
 
 
-def _size(path: Path) -> int:
+def _size(path: Folder) -> int:
     try:
-        return path.stat().st_size
+        return files.size(path)
     except OSError as error:
         raise CheckpointFailed(
             "a reported file is not there", where=str(path), why=str(error)
         ) from error
 
 
-def _step_of(folder: Path) -> int | None:
-    number = folder.name.removeprefix("step-")
-    return int(number) if number.isdigit() else None
+def _step_of(folder: Folder) -> int | None:
+    """None for what is no checkpoint's folder."""
+    name = folder.name
+    number = name.removeprefix("step-")
+    return int(number) if number != name and number.isdigit() else None
 
 
-def _write_durably(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _put(path: Folder, data: bytes) -> None:
+    files.write(path, lambda sink: sink(memoryview(data)))

@@ -89,6 +89,14 @@ class Provisioner(Protocol):
         """
         ...
 
+    def adopt(self, *nodes: str) -> tuple[str, ...]:
+        """Take over machines that an earlier process of the run has rented.
+
+        Returns the names of those that, as far as can be told at once, are still there; from now on
+        they are this provisioner's, as if it had rented them.
+        """
+        ...
+
     async def release(self, node: str) -> Released:
         """Give a machine back, running or not, and say how that was checked."""
         ...

@@ -46,6 +46,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "generation_started": (
         "step", "layout", "world_size", "nodes", "ranks", "kept_groups", "built_groups",
     ),
+    "adopted": ("step", "nodes", "trains", "ranks"),  # by a new controller of the same run
     "pause": (
         "cause", "planned", "detect_s", "decide_s", "prepare_s", "copy_s", "switch_s",
         "first_step_s", "total_s", "steps_redone", "source",

@@ -131,6 +131,7 @@ class RunHistory:
         self.persist_failures: list[Event] = []
         self.faults: list[Event] = []
         self.committed = 0
+        self.adopted_at = -1.0  # by the newest controller that found the run alive
         self.parked = False
         self.stop_asked: Event | None = None
         self.ledger = Ledger()
@@ -159,6 +160,8 @@ class RunHistory:
                 self._evaluated(event)
             case "generation_started":
                 self._generation(event)
+            case "adopted":
+                self.adopted_at = event.t
             case "pause":
                 pauses = self.start_ups if event.get("cause") == "start" else self.pauses
                 pauses.append(_pause(event))
@@ -205,9 +208,9 @@ class RunHistory:
     @property
     def trains(self) -> bool:
         """Whether the newest start has begun to train: what comes before is its assembly."""
-        return (
-            bool(self.generations and self.starts) and self.generations[-1].t >= self.starts[-1].t
-        )
+        if not self.generations or not self.starts:
+            return False
+        return max(self.generations[-1].t, self.adopted_at) >= self.starts[-1].t
 
     def start(self, name: str, default: Any = None) -> Any:
         """A field of the newest ``run_started``."""

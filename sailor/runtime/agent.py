@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -51,9 +52,10 @@ _DIAL_S = 3.0
 _BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _BUFFERED = 1024  # messages kept for a controller that is away; the oldest go first
 # What stays true while the controller is away. Answers to a transition do not: it begins anew.
+# Steps are told again from the tenure's own list.
 _WORTH_KEEPING = (
-    m.Stepped, m.Snapshotted, m.Persisted, m.Finished, m.Diverged, m.WorkerLost, m.WorkerUp,
-    m.NoticeSeen,
+    m.Snapshotted, m.Persisted, m.Finished, m.Diverged, m.WorkerLost, m.WorkerUp, m.NoticeSeen,
+    m.TransitionFailed,
 )  # fmt: skip
 _NOTICE_S = 30.0  # what a SIGTERM is worth: what clouds give between it and the end
 
@@ -90,6 +92,7 @@ class Agent:
         self._notices = 0
         self._failures = 0  # to reach the controller, in a row
         self._bulk_address = ("", 0)
+        self._start = secrets.token_hex(8)  # no other start of an agent has it
 
     async def run(self) -> str:
         """Serve the run. Returns why it ended; nothing of this node is left then.
@@ -186,7 +189,7 @@ class Agent:
         if self._leaving.done():
             return
         self._notices += 1
-        if self._notices > 1 or self._link is None:
+        if self._notices > 1 or self._welcome is None:
             self.leave("terminated")
             return
         log.warning("SIGTERM: taken for a notice; a second one ends this agent")
@@ -239,6 +242,9 @@ class Agent:
                 port=port,
                 workers=self.nursery.statuses(),
                 holdings=self.keeper.holdings(),
+                start=self._start,
+                heard=self.tenure.heard_of,
+                persisted=self.tenure.persisted,
             )
         )
         try:
@@ -255,6 +261,8 @@ class Agent:
     async def _welcomed(self, welcome: m.Welcome, link: Link) -> None:
         self._welcome, self._failures = welcome, 0
         self.tenure.settled(welcome.settings)
+        for stepped in self.tenure.stepped_after(welcome.logged):
+            await link.send(stepped)
         while self._unsent:  # first what is older than whatever comes now
             await link.send(self._unsent[0])
             self._unsent.popleft()

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sailor.checkpoint import store
+from sailor.checkpoint.files import place
 from sailor.checkpoint.placement import peers
 from sailor.checkpoint.restore import Copy, Restore, choose
 from sailor.checkpoint.segment import CorruptSnapshot
@@ -37,11 +38,13 @@ from sailor.parallel.transition import change_between
 from sailor.plan import Plan
 from sailor.runtime import messages as m
 from sailor.runtime import state as s
+from sailor.runtime.adoption import to_adopt
 from sailor.runtime.agreement import Agreement
 from sailor.runtime.identity import Identity
-from sailor.runtime.journal import read_journal, write_journal
+from sailor.runtime.journal import Journal, read_journal, write_journal
 from sailor.runtime.key_store import KeyStore
 from sailor.runtime.lifecycle import advance
+from sailor.runtime.probe import Answer, ask, reach_seconds
 from sailor.runtime.recent import RecentLosses
 from sailor.runtime.roster import Roster
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
@@ -52,6 +55,9 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 FIRST_PAUSE_S = 1.0  # what a planned change is taken to cost before one was seen
 HELLO_S = 10.0  # for a new connection's first word
+REACH_S = 2.0  # for a first connection to an agent's port
+UNREACHABLE_S = 0.3  # beyond what connecting takes: then the machine does not answer
+ROUNDS, ROUND_S = 5, 0.01  # how often an agent that hung up is asked after, and how fast
 
 T = TypeVar("T")
 Replanner = Callable[[Sequence[Member]], Plan]
@@ -85,6 +91,7 @@ class ControllerSettings:
     silence_s: float = 5.0
     keep: int = 2
     losses: Mapping[int, float] = field(default_factory=dict)  # by step, of earlier starts
+    recorded: frozenset[tuple[int, int]] = frozenset()  # (generation, step) in the log already
     leave_s: float = 120.0  # for a machine that is given back to hand over what it holds
 
 
@@ -119,16 +126,17 @@ class Controller:
         self._events = events
         self._clock = clock or WallClock()
         self._queue: asyncio.Queue[s.Event] = asyncio.Queue()
-        self._roster = Roster()
         self._store = KeyStore()
+        self._moved: dict[int, int] = {}  # generation -> bytes its nodes have copied
         self._restores: dict[int, Restore] = {}
-        self._recorded: set[tuple[int, int]] = set()
+        self._recorded: set[tuple[int, int]] = set(settings.recorded)
         self._step_seconds: deque[float] = deque(maxlen=32)  # of the newest steps
         self._losses = RecentLosses(settings.losses)
         # (step, generation) -> node -> its part: parts of two generations are never one checkpoint
         self._persisted: dict[tuple[int, int], dict[str, m.Persisted]] = {}
         self._durable: set[int] = set()  # steps with a complete checkpoint of this start
         self._completing = asyncio.Lock()
+        self._newest: store.Checkpoint | None = None  # durable, and not found spoiled
         self._tasks: set[asyncio.Task[None]] = set()
         self._spoiled: set[str | tuple[str, m.SnapshotId | None]] = set()  # paths, (node, snapshot)
         self._before: Layout | None = None
@@ -136,6 +144,10 @@ class Controller:
         self._outcome: s.Finish | None = None
         self._journal_path = settings.directory / "journal.json"
         self._journal = read_journal(self._journal_path)
+        self._journalling = asyncio.Lock()
+        self._roster = Roster(members=self._journal.members, given_up=self._journal.fenced)
+        self._adopts = False
+        self._open = asyncio.Event()  # ``run`` has begun; whoever dials in before waits
         self._run = s.Run(
             limits=settings.limits,
             total_steps=settings.run.train.total_steps,
@@ -144,6 +156,44 @@ class Controller:
         )
 
     # For the people around it
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Nodes that an earlier controller of this run knew and that may train still."""
+        return tuple(self._journal.members) if self._journal.active is not None else ()
+
+    @property
+    def _lived_on(self) -> Layout | None:
+        """What the earlier controller had told to go, as far as this run's settings still hold."""
+        active, run = self._journal.active, self.settings.run
+        if active is None:
+            return None
+        return Layout(plan=active.plan, spec=run.spec, pieces=run.pieces, workers=active.workers)
+
+    def adopt(self, living: Collection[str]) -> None:
+        """Before ``start``: which of ``members`` have a machine still. None: the run begins anew,
+        from its durable checkpoint."""
+        layout, active = self._lived_on, self._journal.active
+        for node in set(self._journal.members) - set(living):
+            self._journal = self._journal.left(node)
+        if layout is None or active is None or not living:
+            self._journal = self._journal.alone()
+            self._roster = Roster(given_up=self._journal.fenced)
+            return
+        self._roster = Roster(members=self._journal.members, given_up=self._journal.fenced)
+        self._adopts = True
+        self._run = to_adopt(
+            limits=self.settings.limits,
+            total_steps=self.settings.run.train.total_steps,
+            at=self._clock.now(),
+            generation=self._journal.generation,
+            active=layout,
+            active_generation=active.generation,
+            awaited=frozenset(living),
+        )
+        self._agreement, self._before = Agreement(layout=layout), layout
+        if self._newest is not None:
+            self._durable = {self._newest.step}
 
     def ask_stop(self, end: s.End, why: str) -> None:
         """Finish the step, save, end. Safe to call from a signal handler of the loop."""
@@ -177,23 +227,63 @@ class Controller:
     # The run
 
     async def start(self) -> tuple[str, int]:
-        """Open the control port; the address agents dial. Raises OSError when it is taken."""
+        """Open the control port; the address agents dial. Raises OSError when it is taken.
+
+        A port that was free to choose is the earlier controller's, where its agents dial. Raises
+        CheckpointFailed when the place of durable checkpoints does not say what it has: a run must
+        not begin anew because nobody answered.
+        """
+        await self._look_for_newest()
         self._server = await listen(
             self.settings.host,
-            self.settings.port,
+            self.settings.port or (self._journal.port if self.members else 0),
             identity=self._identity,
             decoder=m.decoder(m.ToController),
             on_link=self._serve,
         )
-        return address_of(self._server)
+        host, port = address_of(self._server)
+        await self._note(self._journal.started(port=port))
+        return host, port
+
+    async def _look_for_newest(self, *, below: int | None = None) -> None:
+        """Ask the place of durable checkpoints, once; what comes later we complete ourselves.
+
+        ``below``: only earlier steps count, since what came later led nowhere.
+        """
+        address = self.settings.run.checkpoint_directory
+        spoiled = [path for path in self._spoiled if isinstance(path, str)]
+        try:
+            directory = await asyncio.to_thread(place, address)
+            self._newest = await asyncio.to_thread(
+                partial(store.newest, directory, but=spoiled, below=below)
+            )
+        except OSError as error:
+            raise store.CheckpointFailed(
+                "the durable checkpoints cannot be listed", where=address, why=str(error)
+            ) from error
+
+    def _note(self, journal: Journal) -> Coroutine[Any, Any, None]:
+        """From now on this is the journal; awaited, it is on disk."""
+        self._journal = journal
+        return self._write_journal()
+
+    async def _write_journal(self) -> None:
+        async with self._journalling:
+            try:
+                await asyncio.to_thread(write_journal, self._journal_path, self._journal)
+            except OSError as error:  # no reason to end a run that trains
+                log.error("a controller after this one may not find its run: %s", error)
 
     async def run(self, provisioner: Provisioner) -> Outcome:
         """Provision, train through whatever happens, save, release. Call ``start`` first."""
         self._provisioner = provisioner
+        self._run = replace(self._run, started_at=self._clock.now())
+        self._open.set()
         self._beside(self._ticks())
         self._beside(self._watch_notices())
         try:
-            await self.add_nodes(*self.settings.nodes)
+            if not self._adopts:
+                await self.add_nodes(*self.settings.nodes)
             while self._outcome is None:
                 await self._handle(await self._queue.get())
         finally:
@@ -219,6 +309,7 @@ class Controller:
         released = await self._provisioner.close()
         for proof in released:
             self._note_released(proof)
+        await self._note(self._journal.alone())
         self._server.close()
         for agent in self._roster.agents.values():
             if agent.link is not None:
@@ -241,6 +332,8 @@ class Controller:
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock.now()
+            for agent in self._roster.to_ask_after(now=now):
+                self._beside(self._ask_after(agent.node, rounds=1))
             for node, cause, silent_s in self._roster.overdue(
                 now=now,
                 reconnect_s=self.settings.reconnect_s,
@@ -281,12 +374,16 @@ class Controller:
         self._queue.put_nowait(event)
 
     def _lose(self, node: str, cause: str, silent_s: float) -> None:
+        self._shut_out(node, cause, silent_s)
+        self._put(s.Lost(at=self._clock.now(), node=node, cause=cause, silent_s=silent_s))
+
+    def _shut_out(self, node: str, cause: str, silent_s: float) -> None:
         agent = self._roster.remove(node)
         self._roster.fenced[node] = cause
+        self._beside(self._note(self._journal.left(node)))
         if agent is not None and agent.link is not None:
             agent.link.abort()
         self._events.write("node_lost", node=node, cause=cause, silent_s=silent_s)
-        self._put(s.Lost(at=self._clock.now(), node=node, cause=cause, silent_s=silent_s))
         self._beside(self._release(node))
 
     async def _release(self, node: str) -> None:
@@ -310,8 +407,10 @@ class Controller:
         if not isinstance(hello, m.Hello):
             log.warning("%s did not say hello, closing", link.peer)
             return
+        await self._open.wait()
         now = self._clock.now()
         known = hello.node in self._roster.agents
+        member = hello.node in self._roster.members
         refusal = self._roster.admit(hello, link, now=now)
         if refusal:
             log.warning("refused %s: %s", hello.node, refusal)
@@ -322,10 +421,13 @@ class Controller:
                 settings=self.settings.run,
                 lease_s=self.settings.lease_s,
                 heartbeat_s=self.settings.heartbeat_s,
+                logged=max(self._recorded, default=(0, -1)),
             )
         )
         agent = self._roster.agents[hello.node]
         if not known:
+            self._beside(self._measure_reach(hello.node))
+            self._beside(self._note(self._journal.joined(hello.node, hello.start)))
             self._events.write(
                 "node_joined",
                 node=hello.node,
@@ -334,7 +436,12 @@ class Controller:
                 pid=hello.pid,
                 workers=[{"worker": str(w.worker), "pid": w.pid} for w in hello.workers],
             )
-            self._put(s.Joined(at=now, member=agent.member, slots=agent.slots))
+            if member:
+                self._put(self._rejoined(hello, agent.member, agent.slots))
+                for part in hello.persisted:
+                    await self._on_persisted(hello.node, part)
+            else:
+                self._put(s.Joined(at=now, member=agent.member, slots=agent.slots))
         try:
             while True:
                 message = await link.receive()
@@ -342,6 +449,49 @@ class Controller:
                 await self._on_message(hello.node, link, message)
         except LinkClosed:
             self._roster.parted(hello.node, link, now=self._clock.now())
+            await self._ask_after(hello.node, rounds=ROUNDS)
+
+    async def _measure_reach(self, node: str) -> None:
+        """Learn whether the agent's port can be asked at all, while it surely lives."""
+        agent = self._roster.agents.get(node)
+        if agent is not None:
+            agent.reach_s = await reach_seconds(agent.address, seconds=REACH_S)
+
+    async def _ask_after(self, node: str, *, rounds: int) -> None:
+        """Whether a node that is silent or has gone away is there: if surely not, it is lost now,
+        and not only when its time is up."""
+        for number in range(rounds):
+            agent = self._roster.agents.get(node)
+            if agent is None or agent.reach_s is None:
+                return None
+            heard_at, link = agent.heard_at, agent.link
+            if rounds > 1 and link is not None:
+                return None  # it has come back
+            answer = await ask(agent.address, seconds=UNREACHABLE_S + 4 * agent.reach_s)
+            if self._roster.agents.get(node) is not agent or agent.heard_at != heard_at:
+                return None
+            silent_s = self._clock.now() - heard_at
+            match answer:
+                case Answer.refused:
+                    return self._lose(node, "its agent ended", silent_s)
+                case Answer.nothing:
+                    return self._lose(node, f"unreachable, silent for {silent_s:.1f} s", silent_s)
+            # Its sockets close one after the other while it dies: ask again in a moment.
+            await asyncio.sleep(ROUND_S * (number + 1))
+        return None
+
+    def _rejoined(self, hello: m.Hello, member: Member, slots: int) -> s.Rejoined:
+        """What a member says of itself, as an event."""
+        active = self._run.active_generation
+        mine = [status for status in hello.workers if status.generation == active]
+        return s.Rejoined(
+            at=self._clock.now(),
+            member=member,
+            slots=slots,
+            going_on=frozenset(w.worker for w in mine if w.doing in ("training", "finished")),
+            heard=hello.heard,
+            step=max((status.step for status in mine), default=0),
+        )
 
     async def _on_message(self, node: str, link: Link, message: Any) -> None:
         """Turn one message into events. Answers of other generations are sorted out by advance."""
@@ -385,6 +535,8 @@ class Controller:
                     self._record_step(record)
                 self._put(s.NodeHalted(at=now, generation=generation, node=node))
             case m.Switched():
+                moved = self._moved.get(generation, 0) + message.bytes_moved
+                self._moved = {generation: moved}
                 self._put(
                     s.NodeSwitched(at=now, generation=generation, node=node, copy_s=message.copy_s)
                 )
@@ -527,8 +679,9 @@ class Controller:
 
     async def _complete(self, last: m.Persisted) -> None:
         began = self._clock.now()
-        directory = Path(self.settings.run.checkpoint_directory)
         try:
+            directory = await asyncio.to_thread(place, self.settings.run.checkpoint_directory)
+            folder = store.step_directory(directory, last.step)
             size = await asyncio.to_thread(
                 store.complete,
                 directory,
@@ -537,11 +690,12 @@ class Controller:
                 settings=self.settings.run,
                 keep=self.settings.keep,
             )
-        except (store.CheckpointFailed, CorruptSnapshot) as error:
+            self._spoiled.discard(str(folder))  # written anew
+            await self._look_for_newest()
+        except (store.CheckpointFailed, CorruptSnapshot, OSError) as error:
             self._persist_failed(last.generation, last.step, str(error))
             return
         self._durable.add(last.step)
-        self._spoiled.discard(str(store.step_directory(directory, last.step)))  # written anew
         self._events.write(
             "persisted",
             generation=last.generation,
@@ -580,8 +734,11 @@ class Controller:
             case s.SendSwitch():
                 await self._switch(command)
             case s.SendGo():
-                self._journal = self._journal.begun(command.generation, step=command.step)
-                await asyncio.to_thread(write_journal, self._journal_path, self._journal)
+                await self._note(
+                    self._journal.begun(
+                        command.generation, step=command.step, layout=command.layout
+                    )
+                )
                 go = m.Go(
                     generation=command.generation,
                     step=command.step,
@@ -595,26 +752,36 @@ class Controller:
             case s.Fence():
                 self._events.write("fenced", node=command.node, reason=command.reason)
                 await self._roster.send(command.node, m.Refused(reason=command.reason))
-                self._lose(command.node, command.reason, 0.0)
+                self._shut_out(command.node, command.reason, 0.0)
             case s.Release():
                 await self._roster.send(command.node, m.Shutdown(reason=command.reason))
                 self._roster.remove(command.node)
                 self._roster.fenced[command.node] = command.reason
+                self._beside(self._note(self._journal.left(command.node)))
                 self._put(s.Lost(at=self._clock.now(), node=command.node, cause="released"))
                 self._beside(self._release(command.node))
+            case s.Provision():
+                fenced, attempt = self._roster.fenced, self._journal.attempt
+                await self.add_nodes(
+                    *(
+                        replace(r, node=f"{r.node}-{attempt}") if r.node in fenced else r
+                        for r in self.settings.nodes
+                    )
+                )
             case s.Finish():
                 self._outcome = command
 
     def _record(self, command: s.Record) -> None:
         fields = dict(command.fields)
         generation = int(fields.pop("generation", self._run.generation))
-        if command.kind == "generation_started" and self._run.active is not None:
-            layout = self._run.active
+        layout = self._run.active
+        if command.kind == "generation_started" and layout is not None:
             change = change_between(self._before, layout)
             self._before = layout
             self._agreement = Agreement(layout=layout)
             fields["kept_groups"] = len(change.kept)
             fields["built_groups"] = len(change.built)
+        if command.kind in ("generation_started", "adopted") and layout is not None:
             fields["ranks"] = [
                 {
                     "rank": rank,
@@ -629,6 +796,8 @@ class Controller:
             ]
         if command.kind == "pause" and fields["planned"]:
             self._planned_pause_s = float(fields["total_s"])
+        if command.kind == "pause":
+            fields["bytes_moved"] = self._moved.get(generation, 0)
         self._events.write(command.kind, generation=generation, **fields)
 
     async def _tell(self, nodes: Sequence[str], message: m.Message) -> None:
@@ -695,14 +864,17 @@ class Controller:
         copies, committed = self._copies(live=command.live)
         below = command.below
         self._events.write("committed", generation=self._run.active_generation, step=committed)
-        checkpoint = await asyncio.to_thread(
-            partial(
-                store.newest,
-                but=[path for path in self._spoiled if isinstance(path, str)],
-                below=below,
-            ),
-            Path(self.settings.run.checkpoint_directory),
-        )
+        checkpoint = self._newest
+        if checkpoint is not None and (
+            str(checkpoint.path) in self._spoiled
+            or (below is not None and checkpoint.step >= below)
+        ):
+            try:
+                await self._look_for_newest(below=below)
+            except store.CheckpointFailed as error:
+                log.error("%s", error.render())
+                return  # the stage passes its deadline, and all is tried again
+            checkpoint = self._newest
         if checkpoint is not None:
             copies.append(
                 Copy(
@@ -749,6 +921,8 @@ class Controller:
             status = agent.statuses.get(worker) if agent is not None else None
             if status is None or status.step < 0:
                 continue
+            if status.generation != self._run.active_generation:
+                continue  # it has switched already, for a controller that ended
             applied.append(status.step)
             copies.append(
                 Copy(

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from sailor.checkpoint.files import place
 from sailor.checkpoint.placement import needing_copies
 from sailor.checkpoint.replicate import Push, Replicator
 from sailor.checkpoint.segment import CorruptSnapshot
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Custody:
-    """Copies and durable files of one node. ``directory`` is the run's checkpoints."""
+    """Copies and durable files of one node. ``directory`` is where the run's checkpoints lie: a
+    path, or a store's address."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Custody:
         tell: Callable[[m.Message], Awaitable[None]],
         beside: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        self.directory = Path()
+        self.directory = ""
         self._node = node
         self._identity = identity
         self._keeper = keeper
@@ -49,6 +50,11 @@ class Custody:
         self._missing: dict[m.SnapshotId, set[str]] = {}  # -> peers that do not have it yet
         self._writing = asyncio.Lock()  # one checkpoint at a time
         self._written: dict[tuple[int, int], m.Persisted] = {}
+
+    @property
+    def written(self) -> tuple[m.Persisted, ...]:
+        """What was reported last, for a controller that was not there to hear it."""
+        return tuple(report for report in self._written.values() if not report.error)
 
     # Copies
 
@@ -125,8 +131,17 @@ class Custody:
         generation: int,
         step: int,
         snapshots: Mapping[WorkerId, m.SnapshotId],
+        *,
+        must: bool,
     ) -> None:
-        """Write this node's part of the checkpoint of a step, once, and report it, every time."""
+        """Write this node's part of the checkpoint of a step, once, and report it, every time.
+
+        Where that takes longer than from one durable step to the next, the next is left out.
+        """
+        if self._writing.locked() and not must:
+            error = "the one before is still being written"
+            await self._tell(_failed(self._node, generation, step, error))
+            return
         async with self._writing:
             report = self._written.get((generation, step))
             if report is None or report.error:
@@ -145,6 +160,7 @@ class Custody:
         written: list[str] = []
         error = ""
         try:
+            directory = await asyncio.to_thread(place, self.directory)
             for worker, boxes in boxes_to_write(layout, node=self._node).items():
                 with ExitStack() as held:
                     segment = held.enter_context(self._keeper.pinned(snapshots[worker]))
@@ -153,7 +169,7 @@ class Custody:
                     name = f"g{generation}-{worker.node}-{worker.slot}"
                     write = partial(
                         write_part,
-                        self.directory,
+                        directory,
                         step=step,
                         name=name,
                         sources=[(segment, boxes)],
@@ -164,6 +180,8 @@ class Custody:
             error = f"no verified snapshot of step {step} by {failure}"
         except (CheckpointFailed, CorruptSnapshot) as failure:
             error = failure.render()
+        except OSError as failure:
+            error = str(failure)
         if error:
             log.error("checkpoint of step %d: %s", step, error)
         return m.Persisted(
@@ -174,6 +192,10 @@ class Custody:
             boxes=tuple(written),
             error=error,
         )
+
+
+def _failed(node: str, generation: int, step: int, error: str) -> m.Persisted:
+    return m.Persisted(generation=generation, node=node, step=step, files={}, boxes=(), error=error)
 
 
 def boxes_to_write(layout: Layout, *, node: str) -> dict[WorkerId, tuple[str, ...]]:

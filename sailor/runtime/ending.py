@@ -21,12 +21,17 @@ from sailor.runtime.state import (
 
 
 def finished(run: Run, event: NodeFinished) -> Outcome:
-    """A node has applied the last step; with the last of them the run is saved and ends done."""
+    """A node has applied the last step."""
     active = run.active
     if event.generation != run.active_generation or active is None or run.stopping is not None:
         return run, []
     run = replace(run, finished=run.finished | {event.node})
-    if not run.finished >= frozenset(active.nodes):
+    return all_finished(run, event.at)
+
+
+def all_finished(run: Run, at: float) -> Outcome:
+    """If every node has applied the last step, the run is saved and ends done."""
+    if run.active is None or not run.finished >= frozenset(run.active.nodes):
         return run, []
     commands: list[Command] = []
     if run.phase is Phase.transition and run.training:
@@ -34,7 +39,7 @@ def finished(run: Run, event: NodeFinished) -> Outcome:
     if run.phase is not Phase.training:
         return run, commands
     done = Stop(end=End.done, why=f"step {run.total_steps} reached")
-    run, more = stop(run, event.at, done, boundary=True)
+    run, more = stop(run, at, done, boundary=True)
     return run, commands + more
 
 
@@ -66,7 +71,7 @@ def stop(run: Run, at: float, wish: Stop, *, boundary: bool) -> Outcome:
     if run.transition is not None and run.training:
         run, more = drop(run, why=wish.why)
         commands += more
-    if run.phase is Phase.transition:
+    if run.phase in (Phase.transition, Phase.adopting):
         return run, commands  # carried out as soon as the transition is over
     if run.phase is Phase.assembling or not run.nodes or run.active is None:
         run, more = end_run(run, wish.end, wish.why)

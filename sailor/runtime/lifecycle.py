@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sailor.parallel.layout import WorkerId
+from sailor.runtime.adoption import adopted, rejoined, waited
 from sailor.runtime.change import (
     Outcome,
     Stage,
@@ -50,6 +51,7 @@ from sailor.runtime.state import (
     Noticed,
     Phase,
     Planned,
+    Rejoined,
     Release,
     Restorable,
     Run,
@@ -81,6 +83,8 @@ def _after(run: Run, event: Event) -> Outcome:
     match event:
         case Joined():
             return _joined(run, event)
+        case Rejoined():
+            return rejoined(run, event)
         case Lost():
             return _lost(run, event)
         case WorkerDied():
@@ -91,6 +95,8 @@ def _after(run: Run, event: Event) -> Outcome:
             return _noticed(run, event)
         case Planned():
             return planned(run, event)
+        case NodeHalted() if _stands_unasked(run, event):
+            return begin_unplanned(run, event.at, cause=f"{event.node} was told to stand still")
         case NodePrepared() | NodeHalted() | NodeSwitched():
             return answered(run, event)
         case Restorable():
@@ -124,11 +130,18 @@ def _settled(run: Run, at: float) -> Outcome:
     return run, []
 
 
+def _stands_unasked(run: Run, event: NodeHalted) -> bool:
+    """Whether it stands still for a controller that has ended: what it wanted nobody knows."""
+    return run.phase is Phase.training and event.generation == run.active_generation
+
+
 def _joined(run: Run, event: Joined) -> Outcome:
     node = event.member.node
     run = replace(run, nodes={**run.nodes, node: Node(member=event.member, slots=event.slots)})
     if run.phase is Phase.assembling:
         return _assembled(run, event.at)
+    if run.phase is Phase.adopting:
+        return adopted(run, event.at)
     return want_plan(run, event.at, cause=f"{node} joined")
 
 
@@ -146,6 +159,9 @@ def _lost(run: Run, event: Lost) -> Outcome:
     if run.phase is Phase.assembling:
         run = replace(run, nodes=nodes, absent=run.absent | {event.node})
         return _assembled(run, event.at, lost=f"{event.node}: {event.cause}")
+    if run.phase is Phase.adopting:
+        run = replace(run, nodes=nodes, awaited=run.awaited - {event.node})
+        return adopted(run, event.at)
     if event.node not in run.nodes:
         return run, []
     run = replace(run, nodes=nodes)
@@ -216,7 +232,7 @@ def _hurt(run: Run, at: float, node: str, *, cause: str, silent_s: float) -> Out
 
 def _node_failed(run: Run, event: NodeFailed) -> Outcome:
     t = run.transition
-    stepping = run.training or run.stopping is not None
+    stepping = run.training or run.stopping is not None or run.phase is Phase.adopting
     if stepping and run.active_generation == event.generation and run.stumble is None:
         # Whatever broke the step, a lost peer most of all, will be told of more precisely.
         stumble = Stumble(at=event.at, cause=f"{event.node}: {event.reason}")
@@ -260,6 +276,8 @@ def _step_applied(run: Run, event: StepApplied) -> Outcome:
 
 
 def _tick(run: Run, at: float) -> Outcome:
+    if run.phase is Phase.adopting:
+        return waited(run, at)
     if run.phase is Phase.assembling and at - run.started_at > run.limits.assemble_s:
         if not run.nodes:
             why = f"no node appeared within {run.limits.assemble_s:.0f} s"

@@ -89,20 +89,27 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as its agent sees it. ``step`` is the last one applied, -1 before any state."""
+    """A worker as its agent sees it. ``step`` is the last one applied, -1 before any state;
+    ``generation`` the one it sits in, 0 before the first."""
 
     worker: WorkerId
     pid: int
     step: int
     doing: str  # "idle" | "preparing" | "training" | "halted" | "finished"
     peak_bytes: int = 0
+    generation: int = 0
 
 
 # Agent -> controller
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """First word of an agent. ``host``/``port`` is where peers fetch snapshots from it."""
+    """First word of an agent on a connection, and all that a new controller must know of it.
+
+    ``host``/``port`` is where peers fetch snapshots from it. ``start`` tells this start of the
+    agent from any other. ``generation`` is the one it trains or trained last, ``heard`` the highest
+    it was ever told of. ``persisted`` is the newest part of a durable checkpoint it has written.
+    """
 
     node: str
     zone: str
@@ -112,6 +119,9 @@ class Hello(Message, frozen=True, kw_only=True):
     port: int
     workers: tuple[WorkerStatus, ...]
     holdings: tuple[Holding, ...] = ()
+    start: str = ""
+    heard: int = 0
+    persisted: tuple[Persisted, ...] = ()
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -251,11 +261,16 @@ class StoreGet(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The agent is known; its lease runs until ``lease_s`` after the last word it got from us."""
+    """The agent is known; its lease runs until ``lease_s`` after the last word it got from us.
+
+    ``logged``: generation and step of the newest record in the run's log. The agent tells again of
+    whatever is newer.
+    """
 
     settings: RunSettings
     lease_s: float
     heartbeat_s: float
+    logged: tuple[int, int] = (0, -1)
 
 
 class Refused(Message, frozen=True, kw_only=True):

@@ -149,6 +149,7 @@ class Nursery:
                     step=progress.step,
                     doing=progress.doing.name,
                     peak_bytes=max(peak_bytes(child.pid), progress.device_bytes),
+                    generation=child.generation,
                 )
             )
         return tuple(found)

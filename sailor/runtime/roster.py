@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from sailor.parallel.layout import Member, WorkerId
 from sailor.runtime.messages import Hello, Holding, Message, WorkerStatus
 from sailor.runtime.transport import Link, LinkClosed
+
+QUIET_S = 0.5  # without a heartbeat: time to ask whether the machine is there at all
+ASK_EVERY_S = 1.0
+ANSWERS_LONGER = 3
 
 
 @dataclass(kw_only=True)
@@ -20,25 +25,40 @@ class AgentRecord:
     address: tuple[str, int]
     link: Link | None
     heard_at: float
+    start: str = ""
+    reach_s: float | None = None  # to connect to ``address``; None where that cannot be asked
+    asked_at: float = 0.0
     parted_at: float | None = None
     statuses: dict[WorkerId, WorkerStatus] = field(default_factory=dict)
     holdings: tuple[Holding, ...] = ()
 
 
 class Roster:
-    """Agents by node name. A node once fenced never comes back under that name."""
+    """Agents by node name. A node once fenced never comes back under that name, and a start of an
+    agent that an earlier controller has given up never at all.
 
-    def __init__(self) -> None:
+    ``members``: node -> start, of those that an earlier controller had let in.
+    """
+
+    def __init__(
+        self, *, members: Mapping[str, str] | None = None, given_up: Collection[str] = ()
+    ) -> None:
         self.agents: dict[str, AgentRecord] = {}
         self.fenced: dict[str, str] = {}
+        self.members = dict(members or {})
+        self._given_up = frozenset(given_up)
 
     def admit(self, hello: Hello, link: Link, *, now: float) -> str:
         """Take an agent in. Returns why not, or "" and the record is there."""
         if hello.node in self.fenced:
             return f"{hello.node} was given up: {self.fenced[hello.node]}"
+        if hello.start in self._given_up:
+            return f"this start of {hello.node} was given up by an earlier controller"
         known = self.agents.get(hello.node)
-        if known is not None and known.pid != hello.pid:
+        start = known.start if known is not None else self.members.get(hello.node, hello.start)
+        if start != hello.start or (known is not None and known.pid != hello.pid):
             return f"{hello.node} is a member already, with another agent"
+        self.members.pop(hello.node, None)
         workers = tuple(sorted(status.worker for status in hello.workers))
         self.agents[hello.node] = AgentRecord(
             node=hello.node,
@@ -53,6 +73,8 @@ class Roster:
             address=(hello.host, hello.port),
             link=link,
             heard_at=now,
+            start=hello.start,
+            reach_s=known.reach_s if known is not None else None,
             statuses={status.worker: status for status in hello.workers},
             holdings=hello.holdings,
         )
@@ -78,14 +100,28 @@ class Roster:
         for node, agent in self.agents.items():
             silent_s = now - agent.heard_at
             if agent.link is None and agent.parted_at is not None:
-                if now - agent.parted_at > reconnect_s:
+                # Where its port can be asked, that it is dead is known by now: it has longer.
+                patience_s = reconnect_s * (1 if agent.reach_s is None else ANSWERS_LONGER)
+                if now - agent.parted_at > patience_s:
                     found.append((node, "connection closed", silent_s))
             elif silent_s > silence_s:
                 found.append((node, f"silent for {silent_s:.1f} s", silent_s))
         return found
 
+    def to_ask_after(self, *, now: float) -> list[AgentRecord]:
+        """Agents that have missed a heartbeat or two and whose port can be asked, each asked at
+        most once in ``ASK_EVERY_S``. They count as asked."""
+        found = []
+        for agent in self.agents.values():
+            quiet = agent.link is not None and now - agent.heard_at > QUIET_S
+            if quiet and agent.reach_s is not None and now - agent.asked_at > ASK_EVERY_S:
+                agent.asked_at = now
+                found.append(agent)
+        return found
+
     def remove(self, node: str) -> AgentRecord | None:
         """Forget an agent."""
+        self.members.pop(node, None)
         return self.agents.pop(node, None)
 
     async def send(self, node: str, message: Message) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from sailor.checkpoint.files import place
 from sailor.checkpoint.segment import CorruptSnapshot, Segment
 from sailor.checkpoint.store import Reader
 from sailor.parallel.boxes import Box
@@ -172,7 +173,10 @@ def _reading(source: LocalSource, *, step: int, old: Seat | None) -> Iterator[Re
 
             yield from_segment
         case "disk":
-            reader = Reader(Path(source.path))
+            try:
+                reader = Reader(place(source.path))
+            except OSError as error:
+                raise CorruptSnapshot(f"cannot be reached: {error}", where=source.path) from error
             if reader.manifest.step != step:
                 raise CorruptSnapshot(f"not of step {step}", where=source.path)
             yield lambda box: tuple(torch.from_numpy(array) for array in reader.read(box.name))

@@ -17,6 +17,7 @@ class Phase(Enum):
     """Where a run stands."""
 
     assembling = "assembling"  # waiting for the first nodes
+    adopting = "adopting"  # a new controller of a run that may be training: its nodes dial in
     transition = "transition"  # see Transition.stage; training goes on if ``training`` is set
     training = "training"
     parked = "parked"  # too few nodes for any plan; waiting for more
@@ -107,6 +108,7 @@ class Limits:
 
     initial_nodes: int
     assemble_s: float = 120.0
+    adopt_s: float = 10.0  # for all nodes of an earlier controller to dial in
     halt_s: float = 10.0
     boundary_s: float = 60.0  # a halt at the end of a step
     plan_s: float = 30.0
@@ -163,6 +165,8 @@ class Run:
     refusals: int = 0  # how often it was not, or an earlier one, until it is applied
     below: int | None = None  # states of this step and later ones are not to be restored
     parked_at: float | None = None
+    awaited: frozenset[str] = frozenset()  # adopting: nodes that are believed to live
+    going_on: frozenset[WorkerId] = frozenset()  # adopting: workers seen to train ``active``
     stop: Stop | None = None
     stopping: frozenset[str] | None = None  # nodes whose part of the last save is not durable yet
     stop_deadline: float = 0.0
@@ -194,6 +198,21 @@ class Joined(Event):
 
     member: Member
     slots: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejoined(Event):
+    """A node of an earlier controller has dialled in, as it was then or not.
+
+    ``going_on``: its workers that train, or have finished, the active generation. ``heard``: the
+    highest generation it was ever told of. ``step``: the newest one its workers have applied.
+    """
+
+    member: Member
+    slots: int
+    going_on: frozenset[WorkerId]
+    heard: int
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -339,6 +358,11 @@ class Tick(Event):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
     """Base of all commands."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provision(Command):
+    """Nobody of an earlier start is left: ask for the machines of the start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -45,6 +45,7 @@ from sailor.runtime.worker_link import (
 log = logging.getLogger(__name__)
 
 _REMEMBERED_STEPS = 4
+_REMEMBERED_RECORDS = 4096  # for a controller that was away; some 400 bytes each
 
 
 class NodeFacts(Protocol):
@@ -101,11 +102,26 @@ class Tenure:
             node=settings.node, identity=settings.identity, keeper=keeper, tell=tell, beside=beside
         )
         self.generation = 0  # the one that trains or trained last here
+        self.heard_of = 0  # the highest that any controller spoke of
+        self._stepped: deque[m.Stepped] = deque(maxlen=_REMEMBERED_RECORDS)
 
     def settled(self, run: m.RunSettings) -> None:
         """The controller has said what run this is."""
         self._run = run
-        self._custody.directory = Path(run.checkpoint_directory)
+        self._custody.directory = run.checkpoint_directory
+
+    @property
+    def persisted(self) -> tuple[m.Persisted, ...]:
+        """The newest part of a durable checkpoint that is written here."""
+        return self._custody.written
+
+    def stepped_after(self, logged: tuple[int, int]) -> tuple[m.Stepped, ...]:
+        """Steps told of here that are newer than (generation, step), in order."""
+        return tuple(
+            stepped
+            for stepped in self._stepped
+            if (stepped.record.generation, stepped.record.step) > logged
+        )
 
     def close(self) -> None:
         """The agent leaves: nothing is copied any more."""
@@ -113,6 +129,7 @@ class Tenure:
 
     async def obey(self, message: Any) -> None:
         """A word of the controller to this node about a generation."""
+        self.heard_of = max(self.heard_of, message.generation)
         match message:
             case m.Prepare():
                 self._beside(self._prepare(message, self._open_part(message)))
@@ -147,9 +164,11 @@ class Tenure:
             case Took():
                 await self._on_took(part, child, message)
             case Applied():
-                await self._tell(
-                    m.Stepped(generation=generation, node=self._facts.node, record=message.record)
+                stepped = m.Stepped(
+                    generation=generation, node=self._facts.node, record=message.record
                 )
+                self._stepped.append(stepped)
+                await self._tell(stepped)
             case Written():
                 part.sealing += 1
                 self._beside(self._seal(part, child, message))
@@ -273,7 +292,9 @@ class Tenure:
         if halt.persist and steps:  # not of one step only after a loss: reported as an error
             step = max(steps)
             snapshots = part.snapshots.get(step, {})
-            self._beside(self._custody.persist(part.layout, halt.generation, step, snapshots))
+            self._beside(
+                self._custody.persist(part.layout, halt.generation, step, snapshots, must=True)
+            )
 
     def _halted(self, generation: int, records: tuple[m.StepRecord, ...]) -> m.Halted:
         part = self._parts.get(generation)
@@ -285,6 +306,7 @@ class Tenure:
                 step=steps.get(status.worker, -1),
                 doing=status.doing,
                 peak_bytes=status.peak_bytes,
+                generation=status.generation,
             )
             for status in self._nursery.statuses()
         )
@@ -430,7 +452,9 @@ class Tenure:
         for step in sorted(part.snapshots)[:-_REMEMBERED_STEPS]:
             del part.snapshots[step]
         if self._durable(snapshot.step) and at_step.keys() >= set(part.workers):
-            await self._custody.persist(part.layout, generation, snapshot.step, at_step)
+            assert self._run is not None
+            last = snapshot.step == self._run.train.total_steps
+            await self._custody.persist(part.layout, generation, snapshot.step, at_step, must=last)
 
     def _digests(self, snapshot: m.SnapshotId, boxes: Sequence[Box]) -> tuple[int, ...]:
         """What the boxes were sealed with, at steps where owners are compared."""

@@ -176,6 +176,7 @@ class Worker:
         except Aborted as error:
             why = str(error).partition(". ")[0]
             log.info("left generation %d after step %d: %s", seat.generation, seat.step, why)
+            self._move(Doing.halted, step=seat.step)
             if not seat.abort.is_set():  # nobody told us to: that may be all there is to be known
                 self._could_not(seat.generation, f"left step {seat.step + 1}: {why}")
             return

@@ -78,6 +78,8 @@ def test_a_flipped_bit_on_disk_is_found_and_an_older_checkpoint_taken(place, und
         run.until(lambda log: len(of_kind(log, "persisted")) >= 2, what="two durable steps")
         run.signal(signal.SIGKILL)
         run.wait(leaves_nothing=False)
+        for node in ("node-1", "node-2"):  # else they would simply be found training
+            run.kill_node(node)
         folder = max((run.folder / "checkpoints").glob("step-*/COMPLETE")).parent
         for path in folder.glob("*.safetensors"):
             data = bytearray(path.read_bytes())
@@ -194,6 +196,35 @@ def test_when_all_machines_are_gone_the_run_waits_and_goes_on_with_new_ones(plac
     resumed = of_kind(log, "generation_started")[-1]
     assert resumed["nodes"] == ["node-3", "node-4"]
     assert resumed["step"] >= 10
+
+
+def test_a_run_all_of_whose_machines_and_whose_controller_vanish_goes_on_from_a_store(
+    place, undisturbed
+):
+    """Nothing is left but what fsspec has; the same command finds it."""
+    name = place.named("all-gone")
+    store = f"file://{place.root}/{name}-store"
+    words = ("cloud.nodes=2", f"train.steps={STEPS}", "checkpoint.persist_every=5")
+    words += (f"checkpoint.directory={store}",)
+    with place.start(*words, name=name) as run:
+        run.until(lambda log: len(of_kind(log, "persisted")) >= 2, what="two durable steps")
+        run.signal(signal.SIGKILL)
+        run.wait(leaves_nothing=False)
+        for node in ("node-1", "node-2"):
+            run.kill_node(node)
+        durable = max(e["step"] for e in of_kind(run.events, "persisted"))
+        with place.start(*words, name=name) as again:
+            ended = again.wait()
+    assert ended.code == 0, ended.told()
+    log = ended.events
+    assert of_kind(log, "adopted") == []
+    assert of_kind(log, "generation_started")[-1]["step"] >= durable
+    check.check_one_owner(log)
+    check.check_same_training(log, undisturbed(STEPS).events)
+    assert check.weights(ended.folder, step=STEPS) == check.weights(
+        undisturbed(STEPS).folder, step=STEPS
+    )
+    assert {event["path"] for event in of_kind(log, "persisted")} == {store}
 
 
 def test_a_checkpoint_that_cannot_be_written_disturbs_nothing(place, undisturbed):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sailor.checkpoint.store import steps
 from tests.helpers import invariants as check
 from tests.helpers.running import Ended, Place, Running, leftovers
 
@@ -106,7 +107,7 @@ def test_a_run_stopped_while_its_machines_boot_leaves_nothing(place: Place):
     assert "Traceback" not in ended.err
 
 
-def test_a_killed_command_is_cleaned_up_after_and_goes_on_from_the_durable_step(
+def test_a_killed_command_whose_machines_die_too_goes_on_from_the_durable_step(
     place: Place, undisturbed: Undisturbed
 ):
     name = place.named("killed-and-resumed")
@@ -116,10 +117,12 @@ def test_a_killed_command_is_cleaned_up_after_and_goes_on_from_the_durable_step(
         run.until_step(14)
         run.signal(signal.SIGKILL)
         killed = run.wait(leaves_nothing=False)
-        durable = max(e["step"] for e in killed.events if e.kind == "persisted")
         orphans = leftovers(run.name)
         assert killed.code == -signal.SIGKILL
         assert any("sailor.runtime.agent" in left for left in orphans)  # nobody released them
+        for node in ("node-1", "node-2"):
+            run.kill_node(node)
+        durable = max(steps(run.folder / "checkpoints"))
         with place.start(*words, name=name) as again:
             ended = again.wait()
     assert ended.code == 0, ended.told()

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+import yaml
 
+from sailor.checkpoint.files import place
 from sailor.checkpoint.store import Reader, newest, verify
 from sailor.observe.events import Event
 
@@ -131,7 +133,8 @@ def redone(log: Sequence[Event]) -> int:
 
 def weights(folder: Path, *, step: int | None = None) -> dict[str, str]:
     """Box -> digest of weight and both moments in the newest durable checkpoint, read in full."""
-    directory = folder / "checkpoints"
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    directory = place(saved["checkpoint"]["directory"] or str(folder / "checkpoints"))
     checkpoint = newest(directory)
     assert checkpoint is not None, f"no durable checkpoint in {directory}"
     assert step is None or checkpoint.step == step
