@@ -15,7 +15,7 @@ from actions.console import Console
 from actions.machines import remote_model, remote_tokens
 from actions.origin import check_first_weights, check_tokenizer, keep_origin
 from actions.preflight import check_cloud, check_port
-from actions.prepare import corpus, prepare_tokens, reader
+from actions.prepare import prepare_tokens, tokenizer_of
 from actions.run_folder import RunFolder, open_run, read_summary
 from sailor.config import Config
 from sailor.data.tokens import Manifest
@@ -51,7 +51,7 @@ def begin(config: Config, console: Console) -> Iterator[Beginning | None]:
         check_port(config)
         if not folder.resumed:
             check_first_weights(config)
-        words = reader(config, corpus(config))
+        words = tokenizer_of(config)
         check_tokenizer(config, words)
         tokens = prepare_tokens(config)
         keep_origin(folder, config=config, tokens=tokens, words=words)

@@ -24,7 +24,7 @@ from actions.origin import (
     read_tokens,
     tokens_digest,
 )
-from actions.prepare import corpus, prepare_tokens, reader
+from actions.prepare import prepare_tokens, tokenizer_of
 from actions.run_folder import run_name
 from actions.target import Target, check_whole, checkpoint_path, damaged, target
 from sailor.checkpoint.segment import CorruptSnapshot
@@ -128,7 +128,7 @@ def _of_run(found: Target) -> _Subject:
 
 def _of_folder(config: Config) -> _Subject:
     check_first_weights(config)
-    words = reader(config, corpus(config))
+    words = tokenizer_of(config)
     check_tokenizer(config, words)
     spec, source = domain.model_spec(config), domain.first_weights(config)
     weights = initial_weights(spec, seed=config.seed, folder=source)

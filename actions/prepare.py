@@ -8,11 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from filelock import FileLock
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from actions import domain
 from actions.console import Console
 from sailor.config import Config
 from sailor.data.corpus import Corpus, standard_library, text_at
+from sailor.data.foreign import TokenSource
+from sailor.data.prepare import Told, prepare, words
+from sailor.data.source import Source, TextSource, training_texts
 from sailor.data.tokenizer import (
     JSON_FILE,
     SMALLEST_BPE,
@@ -21,7 +25,7 @@ from sailor.data.tokenizer import (
     tokenizer,
     train_tokenizer,
 )
-from sailor.data.tokens import Manifest, prepare, split
+from sailor.data.tokens import Manifest
 from sailor.errors import ConfigError, DataError
 from sailor.profile.local import cache_folder
 from sailor.units import count
@@ -29,11 +33,19 @@ from sailor.units import count
 
 def run(config: Config, console: Console) -> int:
     """Prepare the tokens and say what there is."""
-    manifest = prepare_tokens(config)
+    with Progress(
+        "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=console, transient=True, disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("pieces of text", total=None)
+        manifest = prepare_tokens(
+            config, progress=lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    left_out = f"; left out: {words(manifest.skipped)}" if manifest.skipped else ""
     console.print(
         f"{manifest.corpus}: {count(manifest.train_tokens)} tokens to train on, "
-        f"{count(manifest.held_out_tokens)} held out, {manifest.vocab_size:,} different\n"
-        f"{manifest.path}",
+        f"{count(manifest.held_out_tokens)} held out, {manifest.vocab_size:,} different"
+        f"{left_out}\n{manifest.path}",
         soft_wrap=True,
     )
     console.document(
@@ -43,23 +55,39 @@ def run(config: Config, console: Console) -> int:
             "held_out_tokens": manifest.held_out_tokens,
             "tokenizer": manifest.tokenizer,
             "vocab_size": manifest.vocab_size,
+            "documents": manifest.num_documents,
+            "skipped": manifest.skipped,
             "path": manifest.path,
         }
     )
     return 0
 
 
-def prepare_tokens(config: Config) -> Manifest:
+def prepare_tokens(config: Config, *, progress: Told | None = None) -> Manifest:
     """The tokens of the configured text. ``path`` of the answer is what workers read.
 
     Raises DataError: E501 nothing at the path, E505 more tokens than the model has rows, and those
     of sailor.data.
     """
+    return prepare(source(config), directory=_cache(config), progress=progress)
+
+
+def source(config: Config) -> Source:
+    """What the tokens are made of. Raises DataError and ConfigError, as sailor.data does."""
+    if config.data.name == "tokens":
+        if not config.data.path:
+            raise _unknown_data(config)
+        return TokenSource(Path(config.data.path).expanduser(), reader(config, None))
     text = corpus(config)
-    return prepare(text, tokenizer=reader(config, text), directory=_cache(config))
+    return TextSource(text, reader(config, text))
 
 
-def reader(config: Config, text: Corpus) -> Tokenizer:
+def tokenizer_of(config: Config) -> Tokenizer:
+    """The tokenizer that reads, or has made, the configured data. Raises as ``reader`` does."""
+    return reader(config, None if config.data.name == "tokens" else corpus(config))
+
+
+def reader(config: Config, text: Corpus | None) -> Tokenizer:
     """The tokenizer that reads the text; one to be learned from it is learned once and kept.
 
     Raises DataError: E505 it does not fit the model, E507 its file is none; ConfigError E605.
@@ -70,6 +98,12 @@ def reader(config: Config, text: Corpus) -> Tokenizer:
             assert wish.path is not None, "sailor.rules wants a path"
             found = open_tokenizer(Path(wish.path).expanduser(), end_of_text=wish.end_of_text)
         case "bpe":
+            if text is None:
+                raise ConfigError(
+                    "a tokenizer cannot be learned from tokens", code="E104", where="tokenizer",
+                    why="data=tokens has numbers, which the tokenizer that made them reads",
+                    fix="tokenizer=PATH of that one",
+                )  # fmt: skip
             found = _learned(config, text)
         case name:
             found = tokenizer(name)
@@ -94,8 +128,7 @@ def _learned(config: Config, text: Corpus) -> Tokenizer:
     path = folder / JSON_FILE
     with FileLock(folder / ".lock"):
         if not path.exists():
-            documents, _ = split(text)
-            train_tokenizer(documents, vocab_size=size, path=path)
+            train_tokenizer(training_texts(text), vocab_size=size, path=path)
     return open_tokenizer(path)
 
 
@@ -108,9 +141,16 @@ def corpus(config: Config) -> Corpus:
     """The text to train on."""
     if config.data.name == "stdlib":
         return standard_library()
-    if config.data.path:
-        return text_at(Path(config.data.path).expanduser())
-    raise ConfigError(
+    if config.data.name == "text" and config.data.path:
+        path = config.data.path
+        address = path if "://" in path else Path(path).expanduser()
+        return text_at(address, field=config.data.field)
+    raise _unknown_data(config)
+
+
+def _unknown_data(config: Config) -> ConfigError:
+    return ConfigError(
         f"nothing is known of data {config.data.name!r}", code="E104", where="data.name, data.path",
-        why="only stdlib is found by name", fix="data=text data.path=PATH/TO/TEXT",
+        why="only stdlib is found by name",
+        fix="data=text data.path=PATH/TO/TEXT   or   data=tokens data.path=PATH tokenizer=PATH",
     )  # fmt: skip

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sailor.data.corpus import Corpus, standard_library
+from sailor.data.prepare import prepare
+from sailor.data.source import TextSource
 from sailor.data.tokenizer import tokenizer
-from sailor.data.tokens import prepare
 from sailor.models.spec import Activation, Family, ModelSpec, Norm, Positions
 from sailor.parallel.layout import Layout, WorkerId
 from sailor.plan import Plan, Replica, Stage
@@ -116,4 +117,4 @@ def some_text(directory: Path) -> str:
     library = standard_library()
     files = tuple(file for file in library.files if file.name in {"argparse.py", "ast.py"})
     corpus = Corpus(name="two modules", root=library.root, files=files)
-    return str(prepare(corpus, tokenizer=tokenizer("bytes"), directory=directory).path)
+    return str(prepare(TextSource(corpus, tokenizer("bytes")), directory=directory).path)

@@ -145,9 +145,11 @@ class DataConfig:
     """The text to train on."""
 
     name: str = "stdlib"
-    """"stdlib" is the Python standard library's own source; "text" reads ``path``."""
+    """"stdlib" is the Python standard library's own source; "text" and "tokens" read ``path``."""
     path: str | None = None
-    """A text file or a folder of them; null for a corpus found by name."""
+    """A file or a folder, or what fsspec opens (s3://...); null for a corpus found by name."""
+    field: str = "text"
+    """Where JSON lines and parquet rows have their text."""
     cache: str | None = None
     """Folder for tokens made once and used by every run; null is the user's cache folder."""
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from actions.begin import begin
 from actions.console import Console
 from actions.origin import read_tokens
-from actions.prepare import corpus, prepare_tokens, reader
+from actions.prepare import prepare_tokens, tokenizer_of
 from sailor.data.tokenizer import ByteTokenizer, open_tokenizer, train_tokenizer
 from sailor.errors import DataError
 from tests.helpers.compose import a_config
@@ -156,7 +156,7 @@ def test_a_bpe_is_learned_once_from_what_is_trained_on(said, tmp_path):
     stamp = learned[0].stat().st_mtime_ns
     assert prepare_tokens(config) == first
     assert learned[0].stat().st_mtime_ns == stamp
-    words = reader(config, corpus(config))
+    words = tokenizer_of(config)
     assert words.vocab_size == 300
     assert first.tokenizer == words.name
     as_bytes = prepare_tokens(a_config(*said))

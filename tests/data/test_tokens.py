@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from sailor.data.corpus import Corpus, text_at
+from sailor.data.prepare import prepare
+from sailor.data.source import TextSource
 from sailor.data.tokenizer import ByteTokenizer, tokenizer
-from sailor.data.tokens import MANIFEST, TokenStream, load_manifest, prepare, verify
+from sailor.data.tokens import MANIFEST, TokenStream, load_manifest, verify
 from sailor.errors import ConfigError, DataError
 
 BYTES = ByteTokenizer()
@@ -25,7 +27,7 @@ def corpus(tmp_path) -> Corpus:
 
 @pytest.fixture
 def prepared(corpus, tmp_path):
-    return prepare(corpus, tokenizer=BYTES, directory=tmp_path / "cache")
+    return prepare(TextSource(corpus, BYTES), directory=tmp_path / "cache")
 
 
 def all_of(manifest, shards) -> bytes:
@@ -47,14 +49,14 @@ def test_every_document_is_on_exactly_one_side_and_closed_by_an_end(prepared, co
 def test_two_copies_of_a_text_are_on_the_same_side(tmp_path, corpus, prepared):
     held_out = all_of(prepared, prepared.held_out).split(b"\0")[0]
     (corpus.root / "copy.txt").write_bytes(held_out)
-    again = prepare(text_at(corpus.root), tokenizer=BYTES, directory=tmp_path / "cache")
+    again = prepare(TextSource(text_at(corpus.root), BYTES), directory=tmp_path / "cache")
     assert held_out not in all_of(again, again.train).split(b"\0")
     assert all_of(again, again.held_out).split(b"\0").count(held_out) == 2
 
 
 def test_preparing_again_writes_nothing(corpus, prepared, tmp_path):
     before = {p: p.stat().st_mtime_ns for p in Path(prepared.path).iterdir()}
-    assert prepare(corpus, tokenizer=BYTES, directory=tmp_path / "cache") == prepared
+    assert prepare(TextSource(corpus, BYTES), directory=tmp_path / "cache") == prepared
     assert {p: p.stat().st_mtime_ns for p in Path(prepared.path).iterdir()} == before
 
 
@@ -62,7 +64,7 @@ def test_what_a_dead_process_left_half_written_is_not_used(corpus, prepared, tmp
     half = Path(prepared.path).with_name(Path(prepared.path).name + ".partial")
     Path(prepared.path).rename(half)
     (half / MANIFEST).unlink()
-    again = prepare(corpus, tokenizer=BYTES, directory=tmp_path / "cache")
+    again = prepare(TextSource(corpus, BYTES), directory=tmp_path / "cache")
     assert again == prepared
     assert not half.exists()
 
@@ -73,7 +75,7 @@ def test_a_shard_cut_short_is_noticed_and_written_again(corpus, prepared, tmp_pa
     with pytest.raises(DataError) as raised:
         load_manifest(Path(prepared.path))
     assert raised.value.code == "E503"
-    assert prepare(corpus, tokenizer=BYTES, directory=tmp_path / "cache") == prepared
+    assert prepare(TextSource(corpus, BYTES), directory=tmp_path / "cache") == prepared
 
 
 def test_a_changed_byte_fails_verification(prepared):
@@ -97,7 +99,7 @@ def test_a_damaged_manifest_is_one_clear_error(prepared, content):
 def test_a_single_small_file_still_has_something_to_hold_out(tmp_path):
     file = tmp_path / "poem.txt"
     file.write_text("".join(f"line {i} of a rather short poem\n" for i in range(400)))
-    manifest = prepare(text_at(file), tokenizer=BYTES, directory=tmp_path / "cache")
+    manifest = prepare(TextSource(text_at(file), BYTES), directory=tmp_path / "cache")
     assert manifest.held_out_tokens > 0
     assert manifest.train_tokens > 5 * manifest.held_out_tokens
 
@@ -106,7 +108,7 @@ def test_a_text_of_one_document_is_refused(tmp_path):
     file = tmp_path / "word.txt"
     file.write_text("word\n")
     with pytest.raises(DataError, match="too little"):
-        prepare(text_at(file), tokenizer=BYTES, directory=tmp_path / "cache")
+        prepare(TextSource(text_at(file), BYTES), directory=tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("bytes-*[!l]"))
 
 
@@ -121,7 +123,7 @@ def test_sequences_are_neighbouring_tokens_with_their_successors(prepared):
 
 
 def test_sequences_do_not_cross_shards(corpus, tmp_path):
-    manifest = prepare(corpus, tokenizer=BYTES, directory=tmp_path / "c", shard_tokens=1000)
+    manifest = prepare(TextSource(corpus, BYTES), directory=tmp_path / "c", shard_tokens=1000)
     assert len(manifest.train) > 3
     stream = TokenStream(manifest, manifest.train, sequence_length=64)
     expected = []

@@ -25,8 +25,9 @@ import psutil
 
 from sailor.checkpoint.arena import SHARED_MEMORY, sweep
 from sailor.data.corpus import text_at
+from sailor.data.prepare import prepare
+from sailor.data.source import TextSource
 from sailor.data.tokenizer import tokenizer
-from sailor.data.tokens import prepare
 from sailor.parallel.boxes import all_boxes
 from sailor.parallel.layout import Layout, Member, WorkerId
 from sailor.plan import Plan
@@ -47,7 +48,7 @@ def settings_in(tmp_path: Path, *, run: str, **train: Any) -> m.RunSettings:
         for i in range(4):
             lines = (f"line {j} of file {i}: {j * j % 97} {'ab' * (j % 7)}\n" for j in range(400))
             (text / f"{i}.txt").write_text("".join(lines))
-    manifest = prepare(text_at(text), tokenizer=tokenizer("bytes"), directory=tmp_path / "tokens")
+    manifest = prepare(TextSource(text_at(text), tokenizer("bytes")), directory=tmp_path / "tokens")
     return some_settings(
         run=run,
         tokens_path=manifest.path,

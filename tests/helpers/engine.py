@@ -9,14 +9,15 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from safetensors.numpy import load_file
 
 from sailor.data.corpus import Corpus
+from sailor.data.prepare import prepare
+from sailor.data.source import TextSource
 from sailor.data.tokenizer import tokenizer
-from sailor.data.tokens import prepare
 from sailor.models.spec import Activation, Family, ModelSpec, Norm, Positions
 from sailor.parallel.layout import Layout, WorkerId
 from sailor.plan import Plan, Replica
@@ -110,8 +111,10 @@ def some_settings(tokens_path: Path, layout: Layout, **changes) -> TrainSettings
 def some_tokens(directory: Path) -> Path:
     """A prepared folder of two modules of the standard library."""
     root = Path(os.__file__).parent
-    corpus = Corpus(name="two modules", root=root, files=(Path("argparse.py"), Path("ast.py")))
-    return Path(prepare(corpus, tokenizer=tokenizer("bytes"), directory=directory).path)
+    corpus = Corpus(
+        name="two modules", root=root, files=(PurePosixPath("argparse.py"), PurePosixPath("ast.py"))
+    )
+    return Path(prepare(TextSource(corpus, tokenizer("bytes")), directory=directory).path)
 
 
 @dataclass(frozen=True, kw_only=True)
