@@ -15,6 +15,7 @@ from actions.console import Console
 from sailor.config import Config
 from sailor.data.corpus import Corpus, standard_library, text_at
 from sailor.data.foreign import TokenSource
+from sailor.data.megatron import export_megatron
 from sailor.data.prepare import Told, prepare, words
 from sailor.data.source import Source, TextSource, training_texts
 from sailor.data.tokenizer import (
@@ -48,6 +49,14 @@ def run(config: Config, console: Console) -> int:
         f"{left_out}\n{manifest.path}",
         soft_wrap=True,
     )
+    megatron: list[str] = []
+    if config.data.megatron:
+        names = export_megatron(
+            manifest, end_of_text=tokenizer_of(config).end_of_text,
+            base=Path(config.data.megatron).expanduser(),
+        )  # fmt: skip
+        megatron = [str(name) for name in names]
+        console.print(*(f"{name}.bin and .idx" for name in names), sep="\n", soft_wrap=True)
     console.document(
         {
             "corpus": manifest.corpus,
@@ -58,6 +67,7 @@ def run(config: Config, console: Console) -> int:
             "documents": manifest.num_documents,
             "skipped": manifest.skipped,
             "path": manifest.path,
+            "megatron": megatron,
         }
     )
     return 0

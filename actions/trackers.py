@@ -13,7 +13,12 @@ from sailor.observe.trackers.tracker import KINDS, Place, check, is_installed
 
 def names_of(config: Config) -> tuple[str, ...]:
     """The trackers asked for. Raises ConfigError E605 when the library of one is missing."""
-    asked = tuple(name for name in KINDS if getattr(config.tracker, name))
+    tracker = config.tracker
+    wished = {
+        "tensorboard": tracker.tensorboard, "csv": tracker.csv, "mlflow": tracker.mlflow,
+        "wandb": tracker.wandb, "prometheus": tracker.prometheus,
+    }  # fmt: skip
+    asked = tuple(name for name in KINDS if wished[name])
     check(asked)
     if config.tracker.auto and "tensorboard" not in asked and is_installed("tensorboard"):
         return (*asked, "tensorboard")

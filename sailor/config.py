@@ -150,6 +150,8 @@ class DataConfig:
     """A file or a folder, or what fsspec opens (s3://...); null for a corpus found by name."""
     field: str = "text"
     """Where JSON lines and parquet rows have their text."""
+    megatron: str | None = None
+    """prepare only: write Megatron's NAME_train.bin and .idx as well, and NAME_held_out's."""
     cache: str | None = None
     """Folder for tokens made once and used by every run; null is the user's cache folder."""
 

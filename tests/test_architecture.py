@@ -178,8 +178,15 @@ def test_a_library_is_imported_only_where_it_is_wrapped(library):
     assert [m for m in sorted(users) if not lies_in(m, ONLY_IN[library])] == []
 
 
+# Modules that import a library of an extra, and are themselves imported when it is wished for.
+OF_EXTRAS = {
+    f"sailor.observe.trackers.{name}_" for name in ("tensorboard", "mlflow", "wandb", "prometheus")
+}
+
+
 def torch_free() -> list[str]:
-    return [m for m in MODULES if m in TORCH_FREE_IN_THEM or not lies_in(m, WITH_TORCH)]
+    free = [m for m in MODULES if m in TORCH_FREE_IN_THEM or not lies_in(m, WITH_TORCH)]
+    return [m for m in free if m not in OF_EXTRAS]
 
 
 def test_what_plans_and_controls_never_imports_torch():

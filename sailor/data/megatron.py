@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sailor.data.shards import Shard
+from sailor.data.tokens import Manifest
 from sailor.errors import DataError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -116,6 +118,39 @@ def write_megatron(
         header + sizes.tobytes() + offsets.astype("<i8").tobytes() + document_index.tobytes()
     )
     return int(sizes.sum())
+
+
+def export_megatron(manifest: Manifest, *, end_of_text: int, base: Path) -> tuple[Path, Path]:
+    """Both streams of prepared tokens, as ``BASE_train`` and ``BASE_held_out``; their names.
+
+    Documents end with the token that ends a text, as Megatron's own preprocessing with
+    ``--append-eod`` leaves them. Raises DataError E518 when they cannot be written.
+    """
+    names = base.with_name(f"{base.name}_train"), base.with_name(f"{base.name}_held_out")
+    for name, shards in zip(names, (manifest.train, manifest.held_out), strict=True):
+        try:
+            name.parent.mkdir(parents=True, exist_ok=True)
+            write_megatron(
+                name, _documents(manifest, shards, end_of_text), vocab_size=manifest.vocab_size
+            )
+        except OSError as error:
+            raise DataError(
+                "tokens cannot be written", code="E518", where=f"{name}.bin", why=str(error),
+                fix="make room, or data.megatron=/another/disk/NAME",
+            ) from error  # fmt: skip
+    return names
+
+
+def _documents(
+    manifest: Manifest, shards: Iterable[Shard], end_of_text: int
+) -> Iterator[npt.NDArray[np.integer]]:
+    """Each document with its end. Documents never cross shards."""
+    for shard in shards:
+        tokens = np.asarray(np.memmap(Path(manifest.path) / shard.file, manifest.dtype, mode="r"))
+        start = 0
+        for at in np.flatnonzero(tokens == end_of_text):
+            yield tokens[start : int(at) + 1]
+            start = int(at) + 1
 
 
 def pair_of(path: Path) -> tuple[Path, Path]:

@@ -9,7 +9,7 @@ import pytest
 
 from sailor.data.foreign import TokenSource
 from sailor.data.mds import numbers
-from sailor.data.megatron import MegatronFile, write_megatron
+from sailor.data.megatron import MegatronFile, export_megatron, write_megatron
 from sailor.data.prepare import prepare
 from sailor.data.tokenizer import ByteTokenizer
 from sailor.errors import DataError
@@ -142,6 +142,15 @@ def test_tokens_become_shards_with_ends_between_documents(tmp_path):
     assert manifest.train_tokens + manifest.held_out_tokens == sum(len(d) + 1 for d in DOCUMENTS)
     assert manifest.held_out_tokens > 0
     assert manifest.dtype == "uint16"
+
+
+def test_prepared_tokens_leave_as_megatron_files_and_come_back(tmp_path):
+    write_megatron(tmp_path / "d", DOCUMENTS, vocab_size=1000)
+    manifest = prepare(TokenSource(tmp_path / "d", TOKENIZER), directory=tmp_path / "cache")
+    names = export_megatron(manifest, end_of_text=999, base=tmp_path / "out" / "again")
+    back = [document for name in names for document in documents_of(name)]
+    assert sorted(back) == sorted(EXPECTED)
+    assert all(tokens[-1] == 999 for tokens in MegatronFile(names[0]).documents())
 
 
 def test_a_number_the_tokenizer_does_not_have_is_refused(tmp_path):
