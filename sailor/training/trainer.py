@@ -332,8 +332,11 @@ class Trainer:
         num_boxes, num_microbatches = len(self.layout.owners), plan.num_microbatches
         numbers = torch.zeros(num_boxes + num_microbatches + 3, dtype=torch.float64)
         if self._counted_gradients:
-            norms = torch._foreach_norm(self._counted_gradients, 2, dtype=torch.float64)
-            numbers[self._counted_at] = torch.stack(norms).square().cpu()
+            # Sums in fp64 go element by element on a CPU, up to ten times as long: where bits do
+            # not count, each box is summed up in fp32.
+            wide = torch.float64 if self.settings.deterministic else None
+            norms = torch._foreach_norm(self._counted_gradients, 2, dtype=wide)
+            numbers[self._counted_at] = torch.stack(norms).double().square().cpu()
         if losses and at.tensor_rank == 0:
             first = num_boxes + self.layout.microbatch_offset(at.replica)
             numbers[first : first + len(losses)] = torch.stack(losses).double().cpu()
