@@ -52,6 +52,12 @@ def summarise(events: Iterable[Event] | RunHistory) -> dict[str, Any]:
         "redone_steps": figures.redone_steps,
         "lost_samples": figures.samples.lost,
         "repeated_samples": figures.samples.repeated,
+        "skipped_steps": sum(1 for point in history.kept.values() if point.skipped),
+        "refusals": [
+            {"t": _round(e.t), **{key: e.get(key) for key in ("step", "why", "action")}}
+            for e in history.refusals
+        ],
+        "quarantined": list(history.quarantined),
         "durable_step": figures.durable_step,
         "generations": len(history.generations),
         "layouts": [

@@ -47,6 +47,7 @@ from sailor.runtime.lifecycle import advance
 from sailor.runtime.probe import Answer, ask, reach_seconds
 from sailor.runtime.recent import RecentLosses
 from sailor.runtime.roster import Roster
+from sailor.runtime.tally import SnapshotTally
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
 from sailor.runtime.watchdog import exchange_timeout_s
 
@@ -141,6 +142,7 @@ class Controller:
         self._spoiled: set[str | tuple[str, m.SnapshotId | None]] = set()  # paths, (node, snapshot)
         self._before: Layout | None = None
         self._agreement: Agreement | None = None
+        self._tally: SnapshotTally | None = None
         self._outcome: s.Finish | None = None
         self._journal_path = settings.directory / "journal.json"
         self._journal = read_journal(self._journal_path)
@@ -306,6 +308,7 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._close_tally()
         released = await self._provisioner.close()
         for proof in released:
             self._note_released(proof)
@@ -548,14 +551,7 @@ class Controller:
             case m.Finished():
                 self._put(s.NodeFinished(at=now, generation=generation, node=node))
             case m.Snapshotted():
-                self._events.write(
-                    "snapshot",
-                    generation=generation,
-                    snapshot=f"{message.snapshot.worker}@{message.snapshot.step}",
-                    bytes=message.bytes,
-                    stall_s=message.stall_s,
-                    peer=message.peer,
-                )
+                self._count_snapshot(message)
                 if message.digests:
                     self._compare(message)
             case m.Persisted():
@@ -599,6 +595,20 @@ class Controller:
                 self._events.write(
                     "copy_refused", generation=failed.generation, copy=copy, why=failed.reason
                 )
+
+    def _count_snapshot(self, told: m.Snapshotted) -> None:
+        tally = self._tally
+        if tally is None or tally.generation != told.generation:  # a late word
+            tally = SnapshotTally(generation=told.generation, world_size=1)
+        for kind, fields in tally.hear(told):
+            self._events.write(kind, generation=tally.generation, **fields)
+
+    def _close_tally(self) -> None:
+        """The generation is over, or the run."""
+        tally, self._tally = self._tally, None
+        if tally is not None:
+            for kind, fields in tally.rest():
+                self._events.write(kind, generation=tally.generation, **fields)
 
     def _compare(self, told: m.Snapshotted) -> None:
         """Owners must hold the same bytes; one that does not has a silent fault (invariant I2)."""
@@ -782,6 +792,10 @@ class Controller:
             fields["kept_groups"] = len(change.kept)
             fields["built_groups"] = len(change.built)
         if command.kind in ("generation_started", "adopted") and layout is not None:
+            self._close_tally()
+            self._tally = SnapshotTally(
+                generation=self._run.active_generation, world_size=layout.world_size
+            )
             fields["ranks"] = [
                 {
                     "rank": rank,

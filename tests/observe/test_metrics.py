@@ -183,11 +183,9 @@ def test_phases_of_a_step_that_are_not_work_are_not_good_time() -> None:
 
 def test_a_snapshot_that_holds_up_the_next_step_is_checkpoint_time_of_its_slowest_rank() -> None:
     story = simple().steps(1, 1, generation=1)
-    for stall in (0.1, 0.3):
-        story.say("snapshot", generation=1, bytes=100, stall_s=stall, peer="",
-                  snapshot="node-1/0.1@1")  # fmt: skip
-    story.say("snapshot", generation=1, bytes=100, stall_s=9.0, peer="node-2",
-              snapshot="node-1/0.1@1")  # fmt: skip
+    story.say("snapshot", generation=1, step=1, workers=2, bytes=200, stall_s=0.3,
+              slowest="node-1/0.1")  # fmt: skip
+    story.say("snapshot_copied", generation=1, step=1, workers=1, bytes=100)
     story.steps(2, 2, generation=1, gap=0.5)
     history = replay(story.events)
     assert measure(history).badput_s["checkpoint"] == pytest.approx(0.3)
@@ -334,7 +332,7 @@ def test_every_second_has_exactly_one_name_whatever_happens(
             case "evaluated":
                 story.say("evaluated", step=step, eval_loss=2.0, seconds=seconds * 2)
             case "snapshot":
-                story.say("snapshot", bytes=1, stall_s=seconds, peer="", snapshot=f"w@{step}")
+                story.say("snapshot", step=step, workers=1, bytes=1, stall_s=seconds, slowest="w")
             case "notice":
                 story.say("notice", node="node-2", seconds=seconds, source="local")
             case "nodes":
