@@ -57,6 +57,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "step_refused": ("step", "why", "action"),  # action: skip, rollback or stop
     "quarantined": ("step", "why"),
+    "memory": ("ranks",),  # rank, worker, peak_bytes, base_bytes
     "evaluated": ("step", "eval_loss", "seconds"),  # an evaluation outside any step's record
     "snapshot": ("step", "workers", "bytes", "stall_s", "slowest"),  # in the nodes' own memory
     "snapshot_copied": ("step", "workers", "bytes"),  # in that of peers

@@ -132,6 +132,7 @@ class RunHistory:
         self.durable: list[Durable] = []
         self.persist_failures: list[Event] = []
         self.faults: list[Event] = []
+        self.memory: Event | None = None  # the newest word on what ranks have held
         self.refusals: list[Event] = []  # of steps that were not fit to be applied
         self.quarantined: list[int] = []  # steps whose states are not used again
         self.committed = 0
@@ -185,6 +186,8 @@ class RunHistory:
                 self.world.append((event.t, 0))
             case "unparked":
                 self.parked = False
+            case "memory":
+                self.memory = event
             case "step_refused":
                 self.refusals.append(event)
             case "quarantined":

@@ -117,12 +117,14 @@ class Controller:
         replan: Replanner,
         events: EventSink,
         not_worth: NotWorth | None = None,
+        foretold: Callable[[Plan], Mapping[str, Any]] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings
         self._identity = identity
         self._replan = replan
         self._not_worth = not_worth
+        self._foretold = foretold  # fields of plan_chosen
         self._planned_pause_s = FIRST_PAUSE_S
         self._events = events
         self._clock = clock or WallClock()
@@ -302,6 +304,7 @@ class Controller:
             await self._execute(command)
 
     async def _wind_down(self) -> tuple[Released, ...]:
+        self._note_memory()
         reason = self._outcome.why if self._outcome is not None else "the controller failed"
         for node in list(self._roster.agents):
             await self._roster.send(node, m.Shutdown(reason=reason))
@@ -596,6 +599,27 @@ class Controller:
                     "copy_refused", generation=failed.generation, copy=copy, why=failed.reason
                 )
 
+    def _note_memory(self) -> None:
+        """What each rank's process has taken at most, as its agent last said."""
+        layout = self._before
+        if layout is None:
+            return
+        ranks = []
+        for rank, worker in enumerate(layout.workers):
+            agent = self._roster.agents.get(worker.node)
+            status = agent.statuses.get(worker) if agent is not None else None
+            if status is not None and status.peak_bytes:
+                ranks.append(
+                    {
+                        "rank": rank,
+                        "worker": str(worker),
+                        "peak_bytes": status.peak_bytes,
+                        "base_bytes": status.base_bytes,
+                    }
+                )
+        if ranks:
+            self._events.write("memory", generation=self._run.active_generation, ranks=ranks)
+
     def _count_snapshot(self, told: m.Snapshotted) -> None:
         tally = self._tally
         if tally is None or tally.generation != told.generation:  # a late word
@@ -873,6 +897,18 @@ class Controller:
             timeout_s=exchange_timeout_s(self._step_seconds),
         )
         await self._tell(layout.nodes, prepare)
+        if self._foretold is not None:
+            self._beside(self._foretell(command.generation, layout.plan))
+
+    async def _foretell(self, generation: int, plan: Plan) -> None:
+        """Write down what the coming generation is expected to take, while it is prepared."""
+        assert self._foretold is not None
+        try:
+            fields = await asyncio.to_thread(self._foretold, plan)
+        except Exception:  # a run must not end for want of an estimate
+            log.exception("no estimate for the plan of generation %d", generation)
+            return
+        self._events.write("plan_chosen", generation=generation, **fields)
 
     async def _choose(self, command: s.ChooseSources) -> None:
         copies, committed = self._copies(live=command.live)

@@ -71,7 +71,7 @@ class StepOutcome:
     grad_norm: float  # before clipping
     learning_rate: float
     seconds: float
-    phases: Mapping[str, float]  # seconds by phase: data, forward_backward, reduce, norm, optimizer
+    phases: Mapping[str, float]  # seconds: data, forward, backward, wait, reduce, norm, optimizer
     first_sample: int
     num_samples: int
     stop: bool
@@ -228,11 +228,11 @@ class Trainer:
         self._phases = {}
         microbatches = self._microbatches(step)
         self._enter()
-        with self._phase("forward_backward"):
-            self._sum.begin(self._owners, num_microbatches=len(microbatches))
-            losses = self._pipeline.train(
-                microbatches, size=self._replica.microbatch_size, seed=self._sum.seed
-            )
+        self._sum.begin(self._owners, num_microbatches=len(microbatches))
+        losses = self._pipeline.train(
+            microbatches, size=self._replica.microbatch_size, seed=self._sum.seed
+        )
+        self._phases |= self._pipeline.seconds
         with self._phase("reduce"):
             self._sum.reduce()
         with self._phase("norm"):
