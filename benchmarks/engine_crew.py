@@ -23,6 +23,15 @@ from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 ANSWER_S = 180.0  # for whatever a contender is told to do, on a busy machine
+# What a worker of a run is started with (sailor/runtime/nursery.py), for all contenders alike: one
+# thread, and freed memory stays in the process.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "TRANSFORMERS_OFFLINE": "1",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +91,7 @@ class Crew:
             subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.engine_rank"], cwd=ROOT,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_OFFLINE": "1"},
+                env={**os.environ, **ENVIRONMENT},
             )
             for _ in range(world_size)
         ]  # fmt: skip
