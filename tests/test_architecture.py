@@ -86,8 +86,7 @@ ONLY_IN: dict[str, set[str]] = {
     "google": {"provision.gcp"},
     "torch": {
         "sailor.models", "sailor.parallel.comm", "sailor.parallel.tensor",
-        "sailor.parallel.pipeline", "sailor.parallel.reduce", "sailor.parallel.spread",
-        "sailor.parallel.state",
+        "sailor.parallel.pipeline", "sailor.parallel.reduce", "sailor.parallel.state",
         "sailor.training", "sailor.runtime.zygote", "sailor.runtime.worker",
         "sailor.runtime.seat", "sailor.runtime.store_client", "actions.eval",
     },
