@@ -25,7 +25,7 @@ from sailor.models.spec import ModelSpec
 from sailor.parallel.boxes import allowed_degrees
 from sailor.parallel.layout import Member
 from sailor.plan import Plan
-from sailor.planner.estimate import estimate
+from sailor.planner.estimate import Estimate, estimate
 from sailor.planner.question import Job, Limits, Objective, SearchResult, Space
 from sailor.planner.replan import replan
 from sailor.planner.search import search
@@ -73,13 +73,17 @@ class Question:
 
     def step_seconds(self, plan: Plan) -> float:
         """What one step of a plan takes, by the evaluator that ranks plans."""
+        return self.estimate(plan).step_seconds
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """All of what a plan takes but money: machines that are there have their prices already."""
         profile = AnalyticProfile(
             spec=self.spec, sequence_length=self.job.sequence_length, numerics=self.job.numerics
         )
         return estimate(
             plan, spec=self.spec, profile=profile, network=self.catalogue.network,
             numerics=self.job.numerics,
-        ).step_seconds  # fmt: skip
+        )  # fmt: skip
 
 
 def question(config: Config, *, live: bool = False) -> Question:

@@ -7,7 +7,6 @@ and changes nothing; of an unfinished one resumes it.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from typing import Any
 from actions import domain
 from actions.begin import Beginning, begin
 from actions.console import Console
+from actions.foretold import foretold
 from actions.limits import refuse_when_spent, watch
 from actions.machines import Machinery, first_requests, machinery, offers_by_place
 from actions.planning import Question, question
@@ -118,16 +118,13 @@ class _Training:
             global_batch_size=config.train.global_batch_size,
             sequence_length=config.train.sequence_length,
             deterministic=self.beginning.settings.deterministic,
+            flops_per_token=asked.spec.flops_per_token(
+                sequence_length=config.train.sequence_length
+            ),
             config_digest=config_digest(config),
             command=self.console.command,
         )
-        events.write(
-            "plan_chosen",
-            plan=json.loads(plan.to_json())["plan"],
-            describe=plan.describe(),
-            estimate_step_s=chosen.estimate.step_seconds,
-            estimate_usd_per_hour=chosen.estimate.dollars_per_hour,
-        )
+        events.write("plan_chosen", **foretold(plan, chosen.estimate, asked, priced=True))
 
     def _settings(
         self, asked: Question, requests: tuple[NodeRequest, ...], past: tuple[Event, ...]
@@ -177,6 +174,7 @@ class _Training:
             identity=create_identity(keys, run=folder.name),
             replan=asked.replanner(chosen.plan),
             not_worth=worth.not_worth if config.cloud.replace else None,
+            foretold=lambda plan: foretold(plan, asked.estimate(plan), asked, priced=False),
             events=events,
         )
         ends: list[SailorError] = []

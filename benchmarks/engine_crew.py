@@ -13,6 +13,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,17 +22,33 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
-ANSWER_S = 180.0  # for whatever a contender is told to do, on a busy machine
+ANSWER_S = 600.0  # for whatever a contender is told to do, on a busy machine
+# What a worker of a run is started with (sailor/runtime/nursery.py), for all contenders alike: one
+# thread, and freed memory stays in the process.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "TRANSFORMERS_OFFLINE": "1",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One contender's round: seconds per step, by the wall and of all its processes' CPU time."""
+    """One contender's round: seconds per step, by the wall and of all its processes' CPU time.
+
+    ``others``: how many cores somebody else kept busy meanwhile; where that is not near 0, the wall
+    says little.
+    """
 
     wall_s: float
     cpu_s: float
     loss: float
+    others: float
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,9 +70,11 @@ class Record:
     def detail(self) -> dict[str, Any]:
         """For the report."""
         walls = [turn.wall_s for turn in self.turns]
+        others = [turn.others for turn in self.turns]
         return {
             "wall_s_min": min(walls), "wall_s_median": median(walls), "wall_s_max": max(walls),
             "cpu_s_min": self.cpu_s, "cpu_s_median": median(turn.cpu_s for turn in self.turns),
+            "others_cores_min": min(others), "others_cores_median": median(others),
             "rounds": len(walls), "loss_first": self.turns[0].loss,
             "loss_last": self.turns[-1].loss,
         }  # fmt: skip
@@ -82,7 +101,7 @@ class Crew:
             subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.engine_rank"], cwd=ROOT,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_OFFLINE": "1"},
+                env={**os.environ, **ENVIRONMENT},
             )
             for _ in range(world_size)
         ]  # fmt: skip
@@ -100,14 +119,17 @@ class Crew:
 
     def turn(self, *, steps: int) -> Turn:
         """Train so many steps."""
+        began, busy_before = time.monotonic(), _busy_seconds()
         for rank in range(len(self._ranks)):
             self._tell(rank, {"steps": steps})
         answers = [self._answer(rank) for rank in range(len(self._ranks))]
         wall_s = max(a["ended"] for a in answers) - min(a["began"] for a in answers)
+        cpu_s = sum(a["cpu_s"] for a in answers)
+        others_s = _busy_seconds() - busy_before - cpu_s
         losses = [a["loss"] for a in answers if a["loss"] is not None]
         return Turn(
-            wall_s=wall_s / steps, cpu_s=sum(a["cpu_s"] for a in answers) / steps,
-            loss=sum(losses) / len(losses),
+            wall_s=wall_s / steps, cpu_s=cpu_s / steps, loss=sum(losses) / len(losses),
+            others=max(0.0, others_s / (time.monotonic() - began)),
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -145,6 +167,12 @@ class Crew:
             raise RuntimeError(f"rank {rank} of {self.kind} did not answer")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _busy_seconds() -> float:
+    """CPU seconds that all processes of this machine have used so far."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
 
 
 def compete(

@@ -186,14 +186,8 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _stalls(events: tuple[Event, ...], counted: range) -> tuple[list[float], list[float]]:
-    """Seconds that each step waited for its snapshot (its slowest rank), and GB/s of the copies."""
-    slowest: dict[int, float] = {}
-    rates = []
-    for event in events:
-        if event.kind != "snapshot" or event.get("peer"):
-            continue
-        step = int(event["snapshot"].rpartition("@")[2])
-        if step in counted:
-            slowest[step] = max(slowest.get(step, 0.0), event["stall_s"])
-            rates.append(event["bytes"] / max(event["stall_s"], 1e-9) / 1e9)
+    """Seconds that each step waited for its snapshot (its slowest rank), and GB/s of that copy."""
+    told = [e for e in events if e.kind == "snapshot" and e["step"] in counted]
+    slowest = {e["step"]: e["stall_s"] for e in told}
+    rates = [e["bytes"] / e["workers"] / max(e["stall_s"], 1e-9) / 1e9 for e in told]
     return list(slowest.values()), rates

@@ -57,8 +57,10 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "step_refused": ("step", "why", "action"),  # action: skip, rollback or stop
     "quarantined": ("step", "why"),
+    "memory": ("ranks",),  # rank, worker, peak_bytes, base_bytes
     "evaluated": ("step", "eval_loss", "seconds"),  # an evaluation outside any step's record
-    "snapshot": ("snapshot", "bytes", "stall_s", "peer"),  # named worker@step; peer "": own memory
+    "snapshot": ("step", "workers", "bytes", "stall_s", "slowest"),  # in the nodes' own memory
+    "snapshot_copied": ("step", "workers", "bytes"),  # in that of peers
     "replicas_agree": ("step", "boxes"),  # only where they are compared
     "replicas_differ": ("step", "box", "holders"),
     "copy_refused": ("copy", "why"),

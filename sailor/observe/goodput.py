@@ -111,7 +111,7 @@ class Accounts:
             case "unparked":
                 self._fill(t)
                 self._mode = "transition_join" if self._stepped else "start_up"
-            case "snapshot" if not event.get("peer"):
+            case "snapshot":
                 self._stall = max(self._stall, float(event.get("stall_s") or 0.0))
             case "evaluated":
                 self._fill(t - float(event.get("seconds") or 0.0))

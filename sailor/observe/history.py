@@ -30,6 +30,8 @@ class StepPoint:
     seconds: float
     first_sample: int
     num_samples: int
+    phases: Mapping[str, float] = field(default_factory=dict)
+    skipped: str = ""  # what was wrong with it, where it was left out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +132,9 @@ class RunHistory:
         self.durable: list[Durable] = []
         self.persist_failures: list[Event] = []
         self.faults: list[Event] = []
+        self.memory: Event | None = None  # the newest word on what ranks have held
+        self.refusals: list[Event] = []  # of steps that were not fit to be applied
+        self.quarantined: list[int] = []  # steps whose states are not used again
         self.committed = 0
         self.adopted_at = -1.0  # by the newest controller that found the run alive
         self.parked = False
@@ -167,6 +172,9 @@ class RunHistory:
                 pauses.append(_pause(event))
             case "snapshot":
                 self._snapshot(event)
+            case "snapshot_copied":
+                self.snapshots.copies += event.get("workers", 0)
+                self.snapshots.copied_bytes += event.get("bytes", 0)
             case "committed":
                 self.committed = max(self.committed, event.get("step", 0))
             case "persisted":
@@ -178,6 +186,12 @@ class RunHistory:
                 self.world.append((event.t, 0))
             case "unparked":
                 self.parked = False
+            case "memory":
+                self.memory = event
+            case "step_refused":
+                self.refusals.append(event)
+            case "quarantined":
+                self.quarantined.append(int(event.get("step", 0)))
             case "fault_injected":
                 self.faults.append(event)
             case "stop_asked":
@@ -256,6 +270,8 @@ class RunHistory:
             seconds=event.get("seconds") or 0.0,
             first_sample=event.get("first_sample", 0),
             num_samples=event.get("num_samples", 0),
+            phases=event.get("phases") or {},
+            skipped=str(event.get("skipped", "")),
         )
         self.parked = False
 
@@ -292,14 +308,9 @@ class RunHistory:
         self.world.append((event.t, event.get("world_size", 0)))
 
     def _snapshot(self, event: Event) -> None:
-        if event.get("peer"):
-            self.snapshots.copies += 1
-            self.snapshots.copied_bytes += event.get("bytes", 0)
-            return
-        self.snapshots.count += 1
+        self.snapshots.count += event.get("workers", 0)
         self.snapshots.bytes += event.get("bytes", 0)
-        step = str(event.get("snapshot", "")).rpartition("@")[2]  # named worker@step
-        key = (event.generation, int(step) if step.isdigit() else -1)
+        key = (event.generation, int(event.get("step", -1)))
         stall = max(self.snapshots.stall_by_step.get(key, 0.0), event.get("stall_s", 0.0))
         self.snapshots.stall_by_step[key] = stall
 

@@ -147,7 +147,7 @@ class PlainView:
             self._pace.restart()
             for line in words.header(self._history):
                 self._print(line)
-        elif event.kind == "plan_chosen" and not self._history.trains:
+        elif event.kind == "plan_chosen" and words.is_news(self._history):
             self._print(words.plan_line(event))
         elif event.kind == "step":
             self._step(event)
@@ -222,7 +222,7 @@ class LiveView:
                 self._began = event.t
                 self._pace.restart()
                 lines = words.header(self._history)
-            elif event.kind == "plan_chosen" and not self._history.trains:
+            elif event.kind == "plan_chosen" and words.is_news(self._history):
                 lines = [words.plan_line(event)]
             elif line := words.tell(event, self._history):
                 lines = [f" {_clock(event.t - self._began)}  {line}"]

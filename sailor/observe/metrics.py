@@ -40,6 +40,28 @@ class PlanCheck:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryCheck:
+    """The most memory a rank's process has held, and the planner's bound on it.
+
+    ``base_bytes``: what it held before it had a role. On a CPU that is the interpreter and torch,
+    which the bound leaves out. ``estimate_bytes`` None: the log has none.
+    """
+
+    rank: int
+    worker: str
+    peak_bytes: int
+    base_bytes: int
+    estimate_bytes: int | None
+
+    @property
+    def ratio(self) -> float | None:
+        """What it took for its role, over the bound: above 1, the plan was too hopeful."""
+        if not self.estimate_bytes:
+            return None
+        return (self.peak_bytes - self.base_bytes) / self.estimate_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
     """A run in figures, as of ``wall_s``. None where nothing is known yet.
 
@@ -65,6 +87,9 @@ class Metrics:
     durable_lag_s: float | None
     cost_usd: float
     usd_per_billion_tokens: float | None
+    mfu: float | None
+    phases_s: Mapping[str, float]  # mean of a kept step, on the rank that told it
+    memory: tuple[MemoryCheck, ...]
 
     @property
     def goodput(self) -> float:
@@ -100,6 +125,65 @@ def measure(history: RunHistory, *, now: float | None = None) -> Metrics:
         durable_lag_s=wall - durable.t if durable else None,
         cost_usd=cost,
         usd_per_billion_tokens=cost / tokens * 1e9 if tokens else None,
+        mfu=model_flops_utilization(history),
+        phases_s=mean_phases(history),
+        memory=check_memory(history),
+    )
+
+
+MFU_FORMULA = (
+    "tokens x (6 x matrix parameters + 6 x layers x sequence x width) / (seconds of kept steps x "
+    "peak FLOP/s of the GPUs in use): PaLM, appendix B, attention halved for its causal mask"
+)
+
+
+def model_flops_utilization(history: RunHistory) -> float | None:
+    """Model FLOPs of kept steps over what their GPUs could have done at their data sheets' peak in
+    the same time; None where a device's peak is not known. See MFU_FORMULA."""
+    flops_per_token = history.start("flops_per_token")
+    peaks = {plan.generation: plan.get("peak_flops") for plan in history.plans}
+    steps = kept_steps(history)
+    if not flops_per_token or not steps:
+        return None
+    possible = 0.0
+    for point in steps:
+        peak = peaks.get(point.generation)
+        if not peak:
+            return None
+        possible += point.seconds * peak
+    return flops_per_token * sum(p.tokens for p in steps) / possible if possible else None
+
+
+def mean_phases(history: RunHistory) -> dict[str, float]:
+    """Mean seconds of a kept step by phase; ``snapshot`` is what the slowest rank waited for it."""
+    steps = kept_steps(history)
+    if not steps:
+        return {}
+    total: dict[str, float] = {}
+    for point in steps:
+        for name, seconds in point.phases.items():
+            total[name] = total.get(name, 0.0) + seconds
+    if history.snapshots.count:
+        total["snapshot"] = total.get("snapshot", 0.0) + history.snapshots.stall_s
+    return {name: seconds / len(steps) for name, seconds in total.items()}
+
+
+def check_memory(history: RunHistory) -> tuple[MemoryCheck, ...]:
+    """Every rank of the newest layout whose memory is known."""
+    told = history.memory
+    if told is None:
+        return ()
+    plans = [p for p in history.plans if p.generation == told.generation]
+    bounds = list(plans[-1].get("estimate_bytes") or ()) if plans else []
+    return tuple(
+        MemoryCheck(
+            rank=int(entry["rank"]),
+            worker=str(entry["worker"]),
+            peak_bytes=int(entry["peak_bytes"]),
+            base_bytes=int(entry.get("base_bytes") or 0),
+            estimate_bytes=bounds[entry["rank"]] if entry["rank"] < len(bounds) else None,
+        )
+        for entry in told.get("ranks", ())
     )
 
 

@@ -20,6 +20,8 @@ from sailor.observe.goodput import cause_kind
 from sailor.observe.history import Generation, PausePoint, RunHistory, replay
 from sailor.observe.ledger import NodeLife
 from sailor.observe.metrics import (
+    MFU_FORMULA,
+    MemoryCheck,
     Metrics,
     PlanCheck,
     check_plans,
@@ -97,12 +99,18 @@ def render(events: Iterable[Event], *, next_commands: Sequence[str] = ()) -> str
             for each in history.generations[:_MOST_LINES]
         ],
         machines=[_machine_row(life, figures) for life in history.ledger.lives[:_MOST_LINES]],
+        phases=[
+            (name, f"{seconds * 1e3:,.1f} ms") for name, seconds in figures.phases_s.items()
+        ],
+        memory=[_memory_row(check) for check in figures.memory[:_MOST_LINES]],
+        mfu_formula=MFU_FORMULA,
         cost=f"${figures.cost_usd:.2f}",
         happenings=[(clock(int(t)), line[0], line[2:]) for t, line in lines[:_MOST_LINES]],
         totals={
             "pauses": len(history.pauses),
             "layouts": len(history.generations),
             "machines": len(history.ledger.lives),
+            "memory": len(figures.memory),
             "happenings": len(lines),
         },
         facts=_facts(history, figures),
@@ -227,6 +235,7 @@ def _tiles(history: RunHistory, figures: Metrics) -> list[tuple[str, str]]:
         ("held-out", held),
         ("goodput", f"{figures.goodput:.1%}"),
         ("tokens a second", count(figures.tokens_per_second)),
+        ("MFU", "n/a" if figures.mfu is None else f"{figures.mfu:.1%}"),
         ("pauses", f"{len(history.pauses)}"),
         ("steps done again", f"{figures.redone_steps}"),
         ("samples lost / repeated", f"{figures.samples.lost} / {figures.samples.repeated}"),
@@ -284,6 +293,18 @@ def _layout_row(generation: Generation, plan: PlanCheck | None) -> dict[str, Any
         "steps": plan.steps if plan else 0,
         "estimate": f"{estimate:.3f} s" if estimate else "-",
         "actual": f"{actual:.3f} s" if actual else "-",
+    }
+
+
+def _memory_row(check: MemoryCheck) -> dict[str, str]:
+    estimate, ratio = check.estimate_bytes, check.ratio
+    return {
+        "rank": str(check.rank),
+        "worker": check.worker,
+        "peak": gib(check.peak_bytes),
+        "base": gib(check.base_bytes),
+        "estimate": gib(estimate) if estimate else "-",
+        "ratio": "-" if ratio is None else f"{ratio:.2f}",
     }
 
 

@@ -17,7 +17,7 @@ import msgspec
 from sailor.observe.events import Event
 from sailor.observe.history import PausePoint, RunHistory, replay
 from sailor.observe.ledger import NodeLife
-from sailor.observe.metrics import check_plans, measure
+from sailor.observe.metrics import MFU_FORMULA, check_plans, measure
 
 VERSION = 1
 
@@ -48,10 +48,23 @@ def summarise(events: Iterable[Event] | RunHistory) -> dict[str, Any]:
         "good_s": _round(figures.good_s),
         "badput": {cause: _round(seconds) for cause, seconds in figures.badput_s.items()},
         "tokens_per_second": _round(figures.tokens_per_second),
+        "stepping_tokens_per_second": _round(figures.stepping_tokens_per_second),
+        "mfu": "n/a" if figures.mfu is None else _round(figures.mfu),
+        "mfu_formula": MFU_FORMULA,
+        "step_phases_s": {name: _round(seconds) for name, seconds in figures.phases_s.items()},
+        "memory": [
+            {**asdict(check), "ratio": _round(check.ratio)} for check in figures.memory
+        ],
         "committed_steps": figures.committed_steps,
         "redone_steps": figures.redone_steps,
         "lost_samples": figures.samples.lost,
         "repeated_samples": figures.samples.repeated,
+        "skipped_steps": sum(1 for point in history.kept.values() if point.skipped),
+        "refusals": [
+            {"t": _round(e.t), **{key: e.get(key) for key in ("step", "why", "action")}}
+            for e in history.refusals
+        ],
+        "quarantined": list(history.quarantined),
         "durable_step": figures.durable_step,
         "generations": len(history.generations),
         "layouts": [

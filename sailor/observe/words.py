@@ -85,6 +85,15 @@ def header(history: RunHistory) -> list[str]:
     return [first, "         Ctrl-C saves and stops; the same command goes on from there"]
 
 
+def is_news(history: RunHistory) -> bool:
+    """Whether the newest plan is worth a line: the first of a start is, another one before training
+    too. Those of later generations are told with the generation."""
+    told = [plan.get("describe") for plan in history.plans[-2:]]
+    began = history.starts[-1].seq if history.starts else 0
+    first = len(told) < 2 or history.plans[-2].seq < began
+    return not history.trains and (first or told[0] != told[1])
+
+
 def plan_line(event: Event) -> str:
     """What was chosen and what it should take."""
     parts = [f"plan     {event.get('describe')}"]

@@ -9,6 +9,7 @@ next activation is asked for while the last one is worked on. Gradients go the o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -120,6 +121,7 @@ class Pipeline:
         self._like = torch.empty(0, device=device, dtype=dtype)
         self._links = Links()
         self._sent: list[Pending] = []
+        self.seconds: dict[str, float] = {}  # of the last ``train``: forward, backward, wait
 
     def connect(self, links: Links) -> None:
         """Speak over these lines from now on."""
@@ -143,10 +145,13 @@ class Pipeline:
         )
         in_flight: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
         losses: list[torch.Tensor] = []
+        spent = {"forward": 0.0, "backward": 0.0, "wait": 0.0}
         for operation in order:
             m = operation.microbatch
+            began = time.monotonic()
             if isinstance(operation, Forward):
                 came_BTD = activations.take().requires_grad_() if activations else None
+                arrived = time.monotonic()
                 out = self._forward(came_BTD, microbatches[m])
                 if self.last:
                     losses.append(out.detach())
@@ -156,11 +161,18 @@ class Pipeline:
             else:
                 came_BTD, out = in_flight.pop(m)
                 grad = gradients.take() if gradients else torch.full_like(out, seed)
+                arrived = time.monotonic()
                 torch.autograd.backward((out,), (grad,))
                 if came_BTD is not None:
                     assert came_BTD.grad is not None
                     self._send(self._links.to_previous, came_BTD.grad, root=1)
+            spent["wait"] += arrived - began
+            work = "forward" if isinstance(operation, Forward) else "backward"
+            spent[work] += time.monotonic() - arrived
+        began = time.monotonic()
         self._flush()
+        spent["wait"] += time.monotonic() - began
+        self.seconds = spent
         return losses
 
     @torch.no_grad()

@@ -198,6 +198,9 @@ class FastSum:
         self._missing: list[int] = []  # by bucket: parameters that are not complete
         self._queues: dict[tuple[int, ...], deque[int]] = {}
         self._under_way: list[tuple[Bucket, torch.Tensor, Pending | None]] = []
+        self._fresh: set[str] = set()  # tensors that hold the last step's sum still
+        taken_in = {name for name, _ in self._parameters}
+        self._idle = [slot for slot in state.slots if slot.logical.name not in taken_in]
         self._attach()
         for index, (_, parameter) in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -220,7 +223,12 @@ class FastSum:
     def begin(
         self, groups: Mapping[tuple[int, ...], Communicator], *, num_microbatches: int
     ) -> None:
-        self._state.gradients.zero_()
+        # The first microbatch's gradient replaces what is there: cheaper than zeros to add it to.
+        self._fresh = {name for name, _ in self._parameters}
+        for _, parameter in self._parameters:
+            parameter.grad = None
+        for slot in self._idle:
+            slot.of(self._state.gradients).zero_()
         self._groups = groups
         self._passes = [num_microbatches] * len(self._parameters)
         self._missing = [0] * len(self._buckets)
@@ -237,10 +245,15 @@ class FastSum:
 
     def _passed(self, index: int, parameter: torch.Tensor) -> None:
         """Backward of one microbatch has come through a parameter."""
-        if not self._in_place:
+        view, name = self._views[index], self._parameters[index][0]
+        if parameter.grad is not view:
             assert parameter.grad is not None
-            self._views[index].add_(parameter.grad)
-            parameter.grad = None
+            if name in self._fresh:
+                view.copy_(parameter.grad)
+                self._fresh.discard(name)
+            else:
+                view.add_(parameter.grad)
+            parameter.grad = view if self._in_place else None
         if not self._passes:
             return  # nobody began: gradients are wanted, sums are not
         self._passes[index] -= 1

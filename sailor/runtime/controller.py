@@ -47,6 +47,7 @@ from sailor.runtime.lifecycle import advance
 from sailor.runtime.probe import Answer, ask, reach_seconds
 from sailor.runtime.recent import RecentLosses
 from sailor.runtime.roster import Roster
+from sailor.runtime.tally import SnapshotTally
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
 from sailor.runtime.watchdog import exchange_timeout_s
 
@@ -116,12 +117,14 @@ class Controller:
         replan: Replanner,
         events: EventSink,
         not_worth: NotWorth | None = None,
+        foretold: Callable[[Plan], Mapping[str, Any]] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings
         self._identity = identity
         self._replan = replan
         self._not_worth = not_worth
+        self._foretold = foretold  # fields of plan_chosen
         self._planned_pause_s = FIRST_PAUSE_S
         self._events = events
         self._clock = clock or WallClock()
@@ -141,6 +144,7 @@ class Controller:
         self._spoiled: set[str | tuple[str, m.SnapshotId | None]] = set()  # paths, (node, snapshot)
         self._before: Layout | None = None
         self._agreement: Agreement | None = None
+        self._tally: SnapshotTally | None = None
         self._outcome: s.Finish | None = None
         self._journal_path = settings.directory / "journal.json"
         self._journal = read_journal(self._journal_path)
@@ -300,12 +304,14 @@ class Controller:
             await self._execute(command)
 
     async def _wind_down(self) -> tuple[Released, ...]:
+        self._note_memory()
         reason = self._outcome.why if self._outcome is not None else "the controller failed"
         for node in list(self._roster.agents):
             await self._roster.send(node, m.Shutdown(reason=reason))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._close_tally()
         released = await self._provisioner.close()
         for proof in released:
             self._note_released(proof)
@@ -548,14 +554,7 @@ class Controller:
             case m.Finished():
                 self._put(s.NodeFinished(at=now, generation=generation, node=node))
             case m.Snapshotted():
-                self._events.write(
-                    "snapshot",
-                    generation=generation,
-                    snapshot=f"{message.snapshot.worker}@{message.snapshot.step}",
-                    bytes=message.bytes,
-                    stall_s=message.stall_s,
-                    peer=message.peer,
-                )
+                self._count_snapshot(message)
                 if message.digests:
                     self._compare(message)
             case m.Persisted():
@@ -599,6 +598,41 @@ class Controller:
                 self._events.write(
                     "copy_refused", generation=failed.generation, copy=copy, why=failed.reason
                 )
+
+    def _note_memory(self) -> None:
+        """What each rank's process has taken at most, as its agent last said."""
+        layout = self._before
+        if layout is None:
+            return
+        ranks = []
+        for rank, worker in enumerate(layout.workers):
+            agent = self._roster.agents.get(worker.node)
+            status = agent.statuses.get(worker) if agent is not None else None
+            if status is not None and status.peak_bytes:
+                ranks.append(
+                    {
+                        "rank": rank,
+                        "worker": str(worker),
+                        "peak_bytes": status.peak_bytes,
+                        "base_bytes": status.base_bytes,
+                    }
+                )
+        if ranks:
+            self._events.write("memory", generation=self._run.active_generation, ranks=ranks)
+
+    def _count_snapshot(self, told: m.Snapshotted) -> None:
+        tally = self._tally
+        if tally is None or tally.generation != told.generation:  # a late word
+            tally = SnapshotTally(generation=told.generation, world_size=1)
+        for kind, fields in tally.hear(told):
+            self._events.write(kind, generation=tally.generation, **fields)
+
+    def _close_tally(self) -> None:
+        """The generation is over, or the run."""
+        tally, self._tally = self._tally, None
+        if tally is not None:
+            for kind, fields in tally.rest():
+                self._events.write(kind, generation=tally.generation, **fields)
 
     def _compare(self, told: m.Snapshotted) -> None:
         """Owners must hold the same bytes; one that does not has a silent fault (invariant I2)."""
@@ -782,6 +816,10 @@ class Controller:
             fields["kept_groups"] = len(change.kept)
             fields["built_groups"] = len(change.built)
         if command.kind in ("generation_started", "adopted") and layout is not None:
+            self._close_tally()
+            self._tally = SnapshotTally(
+                generation=self._run.active_generation, world_size=layout.world_size
+            )
             fields["ranks"] = [
                 {
                     "rank": rank,
@@ -859,6 +897,18 @@ class Controller:
             timeout_s=exchange_timeout_s(self._step_seconds),
         )
         await self._tell(layout.nodes, prepare)
+        if self._foretold is not None:
+            self._beside(self._foretell(command.generation, layout.plan))
+
+    async def _foretell(self, generation: int, plan: Plan) -> None:
+        """Write down what the coming generation is expected to take, while it is prepared."""
+        assert self._foretold is not None
+        try:
+            fields = await asyncio.to_thread(self._foretold, plan)
+        except Exception:  # a run must not end for want of an estimate
+            log.exception("no estimate for the plan of generation %d", generation)
+            return
+        self._events.write("plan_chosen", generation=generation, **fields)
 
     async def _choose(self, command: s.ChooseSources) -> None:
         copies, committed = self._copies(live=command.live)

@@ -96,7 +96,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     step: int
     doing: str  # "idle" | "preparing" | "training" | "halted" | "finished"
-    peak_bytes: int = 0
+    peak_bytes: int = 0  # the most it has held: resident set, or of its GPU's allocator
+    base_bytes: int = 0  # resident when it came up: the interpreter and torch
     generation: int = 0
 
 

@@ -79,6 +79,7 @@ class Child:
     pid: int
     link: Link
     started_at: float
+    base_bytes: int = 0  # resident when it said that it is ready
     generation: int = 0
     cause: str = ""  # why we ended it, if we did
     states: deque[str] = field(default_factory=lambda: deque(maxlen=STOPPED_LOOKS))
@@ -148,7 +149,8 @@ class Nursery:
                     pid=child.pid,
                     step=progress.step,
                     doing=progress.doing.name,
-                    peak_bytes=max(peak_bytes(child.pid), progress.device_bytes),
+                    peak_bytes=progress.device_bytes or peak_bytes(child.pid),
+                    base_bytes=0 if progress.device_bytes else child.base_bytes,
                     generation=child.generation,
                 )
             )
@@ -264,7 +266,10 @@ class Nursery:
         except BaseException:
             link.abort()
             raise
-        return Child(worker=worker, pid=number, link=link, started_at=time.monotonic())
+        return Child(
+            worker=worker, pid=number, link=link, started_at=time.monotonic(),
+            base_bytes=peak_bytes(number),
+        )  # fmt: skip
 
     async def _hear(self, child: Child) -> None:
         """Hand on what a worker says until its socket ends; then say so and replace it."""

@@ -306,6 +306,7 @@ class Tenure:
                 step=steps.get(status.worker, -1),
                 doing=status.doing,
                 peak_bytes=status.peak_bytes,
+                base_bytes=status.base_bytes,
                 generation=status.generation,
             )
             for status in self._nursery.statuses()

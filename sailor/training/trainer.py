@@ -71,7 +71,7 @@ class StepOutcome:
     grad_norm: float  # before clipping
     learning_rate: float
     seconds: float
-    phases: Mapping[str, float]  # seconds by phase: data, forward_backward, reduce, norm, optimizer
+    phases: Mapping[str, float]  # seconds: data, forward, backward, wait, reduce, norm, optimizer
     first_sample: int
     num_samples: int
     stop: bool
@@ -228,11 +228,11 @@ class Trainer:
         self._phases = {}
         microbatches = self._microbatches(step)
         self._enter()
-        with self._phase("forward_backward"):
-            self._sum.begin(self._owners, num_microbatches=len(microbatches))
-            losses = self._pipeline.train(
-                microbatches, size=self._replica.microbatch_size, seed=self._sum.seed
-            )
+        self._sum.begin(self._owners, num_microbatches=len(microbatches))
+        losses = self._pipeline.train(
+            microbatches, size=self._replica.microbatch_size, seed=self._sum.seed
+        )
+        self._phases |= self._pipeline.seconds
         with self._phase("reduce"):
             self._sum.reduce()
         with self._phase("norm"):
@@ -332,8 +332,11 @@ class Trainer:
         num_boxes, num_microbatches = len(self.layout.owners), plan.num_microbatches
         numbers = torch.zeros(num_boxes + num_microbatches + 3, dtype=torch.float64)
         if self._counted_gradients:
-            norms = torch._foreach_norm(self._counted_gradients, 2, dtype=torch.float64)
-            numbers[self._counted_at] = torch.stack(norms).square().cpu()
+            # Sums in fp64 go element by element on a CPU, up to ten times as long: where bits do
+            # not count, each box is summed up in fp32.
+            wide = torch.float64 if self.settings.deterministic else None
+            norms = torch._foreach_norm(self._counted_gradients, 2, dtype=wide)
+            numbers[self._counted_at] = torch.stack(norms).double().square().cpu()
         if losses and at.tensor_rank == 0:
             first = num_boxes + self.layout.microbatch_offset(at.replica)
             numbers[first : first + len(losses)] = torch.stack(losses).double().cpu()

@@ -150,9 +150,9 @@ def safe_step(log: Sequence[Event]) -> int:
     """The newest step of the newest generation in the log that every rank has copied to a peer:
     what the loss of any one node cannot undo. Where the generation began when there is none."""
     started = [event for event in log if event.kind == "generation_started"][-1]
-    copied: dict[str, set[int]] = {entry["worker"]: set() for entry in started["ranks"]}
+    copied: Counter[int] = Counter()
     for event in log:
-        if event.kind == "snapshot" and event["peer"] and event.generation == started.generation:
-            worker, _, step = event["snapshot"].rpartition("@")
-            copied[worker].add(int(step))
-    return max(set.intersection(*copied.values()), default=started["step"])
+        if event.kind == "snapshot_copied" and event.generation == started.generation:
+            copied[event["step"]] += event["workers"]
+    safe = [step for step, workers in copied.items() if workers >= started["world_size"]]
+    return max(safe, default=started["step"])

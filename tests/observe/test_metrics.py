@@ -13,6 +13,7 @@ from sailor.observe.metrics import (
     measure,
     throughput,
 )
+from sailor.observe.summary import summarise
 from tests.observe.run_story import BATCH, SEQUENCE, Story, demo
 
 EXACT = 1e-9  # sums of a few dozen floats
@@ -183,11 +184,9 @@ def test_phases_of_a_step_that_are_not_work_are_not_good_time() -> None:
 
 def test_a_snapshot_that_holds_up_the_next_step_is_checkpoint_time_of_its_slowest_rank() -> None:
     story = simple().steps(1, 1, generation=1)
-    for stall in (0.1, 0.3):
-        story.say("snapshot", generation=1, bytes=100, stall_s=stall, peer="",
-                  snapshot="node-1/0.1@1")  # fmt: skip
-    story.say("snapshot", generation=1, bytes=100, stall_s=9.0, peer="node-2",
-              snapshot="node-1/0.1@1")  # fmt: skip
+    story.say("snapshot", generation=1, step=1, workers=2, bytes=200, stall_s=0.3,
+              slowest="node-1/0.1")  # fmt: skip
+    story.say("snapshot_copied", generation=1, step=1, workers=1, bytes=100)
     story.steps(2, 2, generation=1, gap=0.5)
     history = replay(story.events)
     assert measure(history).badput_s["checkpoint"] == pytest.approx(0.3)
@@ -334,7 +333,7 @@ def test_every_second_has_exactly_one_name_whatever_happens(
             case "evaluated":
                 story.say("evaluated", step=step, eval_loss=2.0, seconds=seconds * 2)
             case "snapshot":
-                story.say("snapshot", bytes=1, stall_s=seconds, peer="", snapshot=f"w@{step}")
+                story.say("snapshot", step=step, workers=1, bytes=1, stall_s=seconds, slowest="w")
             case "notice":
                 story.say("notice", node="node-2", seconds=seconds, source="local")
             case "nodes":
@@ -347,3 +346,52 @@ def test_every_second_has_exactly_one_name_whatever_happens(
     spans = history.accounts.spans
     assert all(a.end == b.begin for a, b in zip(spans, spans[1:], strict=False))
     assert history.steps_redone >= history.discarded
+
+
+def test_mfu_is_model_flops_over_what_the_gpus_could_have_done() -> None:
+    story = Story().start(flops_per_token=1e6).nodes("node-1", "node-2")
+    plan = {"plan": {}, "describe": "x", "estimate_step_s": 1.0, "estimate_usd_per_hour": None}
+    story.say("plan_chosen", generation=1, peak_flops=4e9, **plan)
+    story.generation(1, "node-1", "node-2").steps(1, 4, generation=1, seconds=2.0)
+    story.say("plan_chosen", generation=2, peak_flops=2e9, **plan)
+    story.generation(2, "node-1", step=4).steps(5, 6, generation=2, seconds=4.0)
+    figures = measure(replay(story.events))
+    possible = 4 * 2.0 * 4e9 + 2 * 4.0 * 2e9
+    assert figures.mfu == pytest.approx(1e6 * figures.tokens / possible)
+
+
+@pytest.mark.parametrize("peak", [None, 0.0])
+def test_without_a_known_peak_there_is_no_mfu(peak: float | None) -> None:
+    story = Story().start(flops_per_token=1e6).nodes("node-1")
+    story.say(
+        "plan_chosen", generation=1, peak_flops=peak, plan={}, describe="x", estimate_step_s=1.0,
+        estimate_usd_per_hour=None,
+    )  # fmt: skip
+    story.generation(1, "node-1").steps(1, 3, generation=1)
+    assert measure(replay(story.events)).mfu is None
+    assert summarise(story.events)["mfu"] == "n/a"
+
+
+def test_memory_is_held_against_the_bound_of_its_rank() -> None:
+    story = simple().steps(1, 1, generation=1)
+    story.say(
+        "plan_chosen", generation=1, plan={}, describe="x", estimate_step_s=1.0,
+        estimate_usd_per_hour=None, estimate_bytes=[200, 400],
+    )  # fmt: skip
+    ranks = [
+        {"rank": rank, "worker": f"node-{rank + 1}/0.1", "peak_bytes": 350, "base_bytes": 50}
+        for rank in range(3)
+    ]
+    story.say("memory", generation=1, ranks=ranks)
+    checks = measure(replay(story.events)).memory
+    assert [check.ratio for check in checks] == [1.5, 0.75, None]
+    assert [row["estimate_bytes"] for row in summarise(story.events)["memory"]] == [200, 400, None]
+
+
+def test_a_step_is_split_into_its_phases_and_what_snapshots_took() -> None:
+    story = simple().steps(1, 3, generation=1, phases={"forward": 0.3, "backward": 0.6})
+    story.steps(4, 4, generation=1, phases={"forward": 0.7, "backward": 0.6})
+    story.say("snapshot", generation=1, step=4, workers=2, bytes=8, stall_s=0.2, slowest="w")
+    assert measure(replay(story.events)).phases_s == pytest.approx(
+        {"forward": 0.4, "backward": 0.6, "snapshot": 0.05}
+    )

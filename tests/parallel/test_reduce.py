@@ -111,6 +111,22 @@ def test_fresh_memory_after_an_abort_sums_as_before():
         assert torch.equal(state.gradients, expected)
 
 
+def test_a_step_forgets_the_one_before_also_where_a_matrix_is_tied():
+    for kind in (ExactSum, FastSum):
+        gradients = microbatch_gradients(one_rank(kind)[1], number=3)
+        expected, _ = summed(kind, gradients[1:], order=range(2))
+        state, parameters, total = one_rank(kind)
+        names = [name for name, _ in parameters]
+        assert len(set(names)) < len(names), "the token matrix is a parameter twice"
+        for step in (gradients[:1], gradients[1:]):
+            total.begin({}, num_microbatches=len(step))
+            for gradient in step:
+                for (_, parameter), part in zip(parameters, gradient, strict=True):
+                    parameter.backward(part * total.seed)
+            total.reduce()
+        assert torch.equal(state.gradients, expected)
+
+
 class Noting(LoopbackCommunicator):
     """Notes the size of every sum that is started, in a list that several share."""
 
