@@ -20,15 +20,17 @@ from provision.catalog import (
     local_catalogue,
     own_catalogue,
 )
+from sailor.cluster.network import Network
 from sailor.config import Config, Dtype
 from sailor.models.spec import ModelSpec
 from sailor.parallel.boxes import allowed_degrees
 from sailor.parallel.layout import Member
 from sailor.plan import Plan
+from sailor.planner.bounds import Bound, bound_of
 from sailor.planner.estimate import estimate
-from sailor.planner.question import Job, Limits, Objective, SearchResult, Space
+from sailor.planner.question import Candidate, Job, Limits, Objective, SearchResult, Space
 from sailor.planner.replan import replan
-from sailor.planner.search import search
+from sailor.planner.search import best_on, search
 from sailor.profile.analytic import AnalyticProfile
 from sailor.profile.local import local_gpu
 from sailor.profile.profile import Numerics
@@ -51,6 +53,21 @@ class Question:
         return search(
             self.spec, self.catalogue.pool, job=self.job, network=self.catalogue.network,
             objective=self.objective, space=self.space, limits=self.limits,
+        )  # fmt: skip
+
+    def on_other_machines(self, chosen: Candidate, network: Network, job: Job) -> Candidate | None:
+        """The best plan on a plan's machines, were they or the job as given; limits aside."""
+        return best_on(
+            chosen.rentals, spec=self.spec, job=job, network=network, space=self.space,
+            objective=self.objective,
+        )  # fmt: skip
+
+    def bound(self, result: SearchResult) -> Bound | None:
+        """What no plan on these machines can beat; None where machines cost nothing and seconds
+        are not what is asked for."""
+        return bound_of(
+            result, spec=self.spec, pool=self.catalogue.pool, job=self.job, space=self.space,
+            network=self.catalogue.network,
         )  # fmt: skip
 
     def replanner(self, plan: Plan) -> Callable[[Sequence[Member]], Plan]:
