@@ -28,6 +28,7 @@ from sailor.planner.explain import (
     why_chosen,
     zones,
 )
+from sailor.planner.foreign import exports
 from sailor.planner.outlook import Change, changes, front, lost_to, on_mixing
 from sailor.planner.question import Candidate, SearchResult
 from sailor.planner.term import Term, worst_mark
@@ -59,11 +60,11 @@ class Around:
     changes: tuple[Change, ...]
     bound: Bound | None
 
-    def words(self, result: SearchResult) -> tuple[str, ...]:
+    def words(self) -> tuple[str, ...]:
         """Lines for people; only those that have something to say."""
         lines = []
         if self.bound is not None:
-            lines.append(f"bound: {self.bound.words(result.objective)}")
+            lines.append(f"bound: {self.bound.words()}")
         if len(self.front) > 1:
             lines.append(
                 f"front: {len(self.front)} plans that no other beats in both cost and time, from "
@@ -105,7 +106,7 @@ def drawn(asked: Question, result: SearchResult, around: Around) -> str:
         title=f"A plan for {asked.spec.name}",
         words=(header(asked), f"Why this one: {why_chosen(result, asked.limits)}.",
                f"Binds: {what_binds(result.best, limits=asked.limits, pool=asked.catalogue.pool)}.",
-               *around.words(result)),
+               *around.words()),
         result=result, limits=asked.limits,
         gpus_per_machine={
             name: kind.num_gpus for name, kind in asked.catalogue.network.machine_types.items()
@@ -142,7 +143,7 @@ def show(asked: Question, result: SearchResult, around: Around, console: Console
     console.print(f"why 1: {why_chosen(result, asked.limits)}", soft_wrap=True)
     binds = what_binds(best, limits=asked.limits, pool=asked.catalogue.pool)
     console.print(f"binds: {binds}", soft_wrap=True)
-    for line in around.words(result):
+    for line in around.words():
         console.print(line, soft_wrap=True, markup=False)
     value = best.estimate
     console.print(
@@ -154,6 +155,12 @@ def show(asked: Question, result: SearchResult, around: Around, console: Console
     console.print(
         memory_line(fullest.memory, capacity_bytes=fullest.capacity_bytes), soft_wrap=True
     )
+    for export in exports(best.plan, spec=asked.spec, numerics=asked.job.numerics):
+        if export.refused:
+            said = f"cannot be told: {'; '.join(export.refused)}"
+        else:
+            said = export.text if export.form == "arguments" else f"{export.form} in output=json"
+        console.print(f"{export.engine}: {said}", soft_wrap=True, markup=False)
     for warning in (*asked.catalogue.remarks, *result.warnings):
         console.print(f"note: {warning}", soft_wrap=True)
 
@@ -227,6 +234,10 @@ def document(
         "would_help": [{"what": c.what, "gain": c.gain} for c in around.changes],
         "bound": None if around.bound is None else around.bound.document(),
         "search_s": result.seconds,
+        "exports": {
+            e.engine: {"form": e.form, "text": e.text, "refused": list(e.refused)}
+            for e in exports(result.best.plan, spec=spec, numerics=asked.job.numerics)
+        },
         "plan_path": str(path),
         "picture_path": str(picture),
     }

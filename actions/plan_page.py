@@ -16,7 +16,7 @@ from sailor.planner.explain import layout, machines, zones
 from sailor.planner.outlook import front
 from sailor.planner.question import Candidate, Limits, SearchResult
 from sailor.planner.timeline import timeline
-from sailor.units import duration, gib
+from sailor.units import count, duration, gib
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b2127; --soft: #545d68; --grid: #dde2e8; --bg: #fff;
@@ -117,7 +117,7 @@ def trade_off(result: SearchResult, limits: Limits) -> Markup:
         width=_WIDTH, height=300, x=(0.0, right), y=(0.0, top or 1.0),
         x_label="hours to finish" if whole else "seconds a step",
         y_label="US dollars" if whole else "cents a step", x_format=lambda v: f"{v:g}",
-        y_format=lambda v: f"{v:,.4g}", x_ticks=nice_ticks,
+        y_format=lambda v: f"{v:g}" if v < 1e4 else count(v).replace(" ", ""), x_ticks=nice_ticks,
     )  # fmt: skip
     if whole and limits.total_dollars is not None:
         plot.line([(0.0, limits.total_dollars), (right, limits.total_dollars)], style="limit")

@@ -67,7 +67,7 @@ class Question:
         are not what is asked for."""
         return bound_of(
             result, spec=self.spec, pool=self.catalogue.pool, job=self.job, space=self.space,
-            network=self.catalogue.network,
+            network=self.catalogue.network, limits=self.limits,
         )  # fmt: skip
 
     def replanner(self, plan: Plan) -> Callable[[Sequence[Member]], Plan]:

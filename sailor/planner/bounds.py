@@ -15,7 +15,7 @@ from sailor.cluster.pool import Offer, Pool
 from sailor.models.spec import ModelSpec
 from sailor.planner.bound import least_dollars, least_step_seconds
 from sailor.planner.own_costs import Ground, OwnCosts
-from sailor.planner.question import Job, Objective, SearchResult, Space
+from sailor.planner.question import NO_LIMITS, Job, Limits, Objective, SearchResult, Space
 from sailor.profile.analytic import AnalyticProfile
 from sailor.profile.profile import Profile
 
@@ -28,29 +28,32 @@ class Bound:
 
     least: float
     reached: float
+    dollars: bool
 
     @property
     def gap(self) -> float:
         """How much worse than the best possible the plan is at most: 0.02 is 2 %."""
         return max(0.0, self.reached / self.least - 1)
 
-    def words(self, objective: Objective) -> str:
-        """'no plan takes less than 0.41 s a step; this one is within 3.1 % of that'."""
-        least = f"{self.least:.3g} s" if objective in _FAST else f"${self.least:.3g}"
+    def words(self) -> str:
+        """'no plan takes less than 0.41 s a step; this one is within 3.1% of that'."""
+        least = f"${self.least:.3g}" if self.dollars else f"{self.least:.3g} s"
         return f"no plan takes less than {least} a step; this one is within {self.gap:.1%} of that"
 
-    def document(self) -> dict[str, float]:
+    def document(self) -> dict[str, float | str]:
         """In JSON types."""
-        return {"least": self.least, "reached": self.reached, "gap": self.gap}
+        unit = "dollars" if self.dollars else "seconds"
+        return {"unit": unit, "least": self.least, "reached": self.reached, "gap": self.gap}
 
 
 def bound_of(
     result: SearchResult, *, spec: ModelSpec, pool: Pool, job: Job, space: Space, network: Network,
-    profile: Profile | None = None,
+    limits: Limits = NO_LIMITS, profile: Profile | None = None,
 ) -> Bound | None:  # fmt: skip
     """The bound for a result's objective; None where everything is free and asked for in dollars.
 
-    Limits only take plans away: what holds without them holds with them.
+    Limits only take plans away: what holds without them holds with them. One on dollars per hour
+    makes it tighter: so much money buys so much work an hour.
     """
     best = result.best.estimate
     profile = profile or AnalyticProfile(
@@ -69,12 +72,17 @@ def bound_of(
         if not costs.ways:
             continue
         if fast:
-            least = min(least, least_step_seconds(costs, known=best.step_seconds))
+            seconds = least_step_seconds(costs, known=best.step_seconds)
+            if limits.dollars_per_hour is not None:
+                seconds = max(seconds, least_dollars(costs) / limits.dollars_per_hour * 3600)
+            least = min(least, seconds)
         else:
             least = min(least, least_dollars(costs))
     if not 0 < least < inf:
         return None
-    return Bound(least=least, reached=best.step_seconds if fast else best.dollars_per_step)
+    return Bound(
+        least=least, reached=best.step_seconds if fast else best.dollars_per_step, dollars=not fast
+    )  # fmt: skip
 
 
 def _together(pool: Pool, *, fast: bool) -> list[list[Offer]]:

@@ -14,6 +14,7 @@ from sailor.planner.question import Candidate, Job, Limits, Objective, SearchRes
 
 FASTER_LINKS = 2.0  # by which a what-if raises bandwidth
 MORE_MEMORY = 2.0
+WORTH_ASKING = 0.01  # share of the step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,30 +69,42 @@ def on_mixing(result: SearchResult) -> str:
         elif alone is None:
             words.append(f"mix {what}: no plan with one of them keeps every limit")
         else:
-            better = score(result.objective, alone) / score(result.objective, mixed) - 1
-            unit = _word(result.objective)
+            better = _value(result, alone) / _value(result, mixed) - 1
+            unit = _word(result)
             if better > 0:
                 words.append(f"mix {what}: {better:.1%} {unit} than the best without")
             else:
-                worse = score(result.objective, mixed) / score(result.objective, alone) - 1
-                words.append(
-                    f"do not mix {what}: the best mix is {worse:.1%} {_opposite(result.objective)}"
-                )
+                worse = _value(result, mixed) / _value(result, alone) - 1
+                words.append(f"do not mix {what}: the best mix is {worse:.1%} {_opposite(result)}")
     return "; ".join(words)
 
 
 def _by(result: SearchResult) -> Callable[[Candidate], float]:
-    return lambda candidate: score(result.objective, candidate)
+    return lambda candidate: _value(result, candidate)
 
 
-def _word(objective: Objective) -> str:
-    fast = objective in (Objective.max_throughput, Objective.min_time)
-    return "faster" if fast else "cheaper"
+def _value(result: SearchResult, candidate: Candidate) -> float:
+    """What the goal makes less of; seconds where it is dollars and machines cost nothing."""
+    if _is_free(result):
+        return candidate.estimate.step_seconds
+    return score(result.objective, candidate)
 
 
-def _opposite(objective: Objective) -> str:
-    fast = objective in (Objective.max_throughput, Objective.min_time)
-    return "slower" if fast else "dearer"
+def _is_free(result: SearchResult) -> bool:
+    return result.best.estimate.dollars_per_step == 0
+
+
+def _word(result: SearchResult) -> str:
+    return "faster" if _is_fast(result) else "cheaper"
+
+
+def _opposite(result: SearchResult) -> str:
+    return "slower" if _is_fast(result) else "dearer"
+
+
+def _is_fast(result: SearchResult) -> bool:
+    fast = result.objective in (Objective.max_throughput, Objective.min_time)
+    return fast or _is_free(result)
 
 
 def lost_to(best: Candidate, candidate: Candidate) -> str:
@@ -119,10 +132,17 @@ def changes(
     ``again`` plans anew on the chosen machines with other links, GPUs or another batch.
     """
     best = result.best
-    before = score(result.objective, best) / job.tokens_per_step
+    before = _value(result, best) / job.tokens_per_step
+    several = sum(rental.num_machines for rental in best.rentals) > 1
+    links: list[tuple[str, Network, Job]] = []
+    if _sending(best) > WORTH_ASKING:  # else faster links cannot help
+        where = f"links inside machines {FASTER_LINKS:g} x as fast"
+        links.append((where, _faster_inside(network), job))
+        if several:
+            where = f"links between machines {FASTER_LINKS:g} x as fast"
+            links.append((where, _faster_cards(network), job))
     worlds = (
-        (f"links between machines {FASTER_LINKS:g} x as fast", _faster_cards(network), job),
-        (f"links inside machines {FASTER_LINKS:g} x as fast", _faster_inside(network), job),
+        *links,
         (f"GPUs with {MORE_MEMORY:g} x the memory", _more_memory(network), job),
         (
             "a global batch twice as large",
@@ -134,10 +154,17 @@ def changes(
     for what, world, work in worlds:
         other = again(best, world, work)
         if other is not None:
-            after = score(result.objective, other) / work.tokens_per_step
+            after = _value(result, other) / work.tokens_per_step
             found.append(Change(what=what, gain=before / after - 1))
     found += _without_a_limit(result, limits)
     return tuple(sorted((c for c in found if c.gain > 0.005), key=lambda c: -c.gain))
+
+
+def _sending(candidate: Candidate) -> float:
+    """The share of the step that is spent on links."""
+    names = ("tensor-parallel exchange", "stage to stage", "gradient reduction")
+    terms = candidate.estimate.step_terms
+    return sum(t.value for t in terms if t.name in names) / candidate.estimate.step_seconds
 
 
 def _without_a_limit(result: SearchResult, limits: Limits) -> list[Change]:
@@ -159,7 +186,7 @@ def _without_a_limit(result: SearchResult, limits: Limits) -> list[Change]:
         ]
         if freed:
             other = min(freed, key=_by(result))
-            gain = score(result.objective, result.best) / score(result.objective, other) - 1
+            gain = _value(result, result.best) / _value(result, other) - 1
             found.append(Change(what=what, gain=gain))
     return found
 
