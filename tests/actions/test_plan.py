@@ -27,7 +27,7 @@ def test_a_cloud_is_planned_with_no_account_and_the_prices_are_dated(tmp_path):
     assert "days old" in done.stdout
     assert "chosen" in done.stdout
     assert "over budget ($300)" in done.stdout
-    (path,) = (tmp_path / "plans").iterdir()
+    (path,) = (tmp_path / "plans").glob("*.json")
     plan = Plan.from_json(path.read_bytes())
     assert plan.model == "gpt_1b"
 
