@@ -1,9 +1,9 @@
 """Predicted against measured step time on this computer, for several layouts of a small model.
 
 ``python -m benchmarks.local_steps [--json] [--quick]``. Each layout is trained for some steps with
-cloud=local and read from its log. Predictions: of data sheets (the core's measured speed alone), of
-a profile that action=profile measures here first, and of data sheets scaled by one of the runs (which
-is then not scored). What else runs on the computer is in the measured times.
+cloud=local and read from its log. Predictions: of data sheets (and the core's measured speed), of
+a profile that action=profile measures here first, and of data sheets scaled by one of the runs,
+which is then not scored. What else runs on the computer is in the measured times.
 """
 
 from __future__ import annotations
