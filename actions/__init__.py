@@ -9,6 +9,7 @@ from __future__ import annotations
 ACTIONS: dict[str, str] = {
     "train": "train; the same command again resumes, or says that it is done (default)",
     "plan": "show the plans for this model and cloud; rents nothing, needs no account",
+    "profile": "time the model's parts and this computer's links, for planner.profile=FILE",
     "simulate": "what becomes of the plan when machines vanish: goodput, cost and chances",
     "prepare": "turn the text into tokens; training does it too",
     "eval": "held-out loss, bits per byte and continued texts of a run's checkpoint or a model",

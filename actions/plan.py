@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import msgspec
 from rich.table import Table
 
 from actions.console import Console
+from actions.plan_page import page
 from actions.planning import Question, question
 from sailor.config import Config
 from sailor.plan import Plan, encode_hook
+from sailor.planner.bounds import Bound
 from sailor.planner.explain import (
     layout,
     machines,
@@ -25,6 +28,8 @@ from sailor.planner.explain import (
     why_chosen,
     zones,
 )
+from sailor.planner.foreign import exports
+from sailor.planner.outlook import Change, changes, front, lost_to, on_mixing
 from sailor.planner.question import Candidate, SearchResult
 from sailor.planner.term import Term, worst_mark
 from sailor.units import count, duration, gib
@@ -36,11 +41,78 @@ def run(config: Config, console: Console) -> int:
     """Search, show the table, write the chosen plan. Raises NoFeasiblePlan (exit 3)."""
     asked = question(config, live=config.cloud.live is True)
     result = asked.answer()
+    around = look_around(asked, result)
     path = write_plan(result.best, folder=Path(config.runs_dir).expanduser() / "plans")
-    console.document(document(asked, result, path=path))
-    show(asked, result, console)
-    console.print(f"plan written: {path}", soft_wrap=True)
+    picture = path.with_suffix(".html")
+    picture.write_text(drawn(asked, result, around))
+    console.document(document(asked, result, around, path=path, picture=picture))
+    show(asked, result, around, console)
+    console.print(f"plan written: {path}\npicture: {picture}", soft_wrap=True)
     return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """What is said about the chosen plan besides its own figures."""
+
+    front: tuple[Candidate, ...]
+    mixing: str
+    changes: tuple[Change, ...]
+    bound: Bound | None
+
+    def words(self) -> tuple[str, ...]:
+        """Lines for people; only those that have something to say."""
+        lines = []
+        if self.bound is not None:
+            lines.append(f"bound: {self.bound.words()}")
+        if len(self.front) > 1:
+            lines.append(
+                f"front: {len(self.front)} plans that no other beats in both cost and time, from "
+                f"{_ends(self.front[0])} to {_ends(self.front[-1])}"
+            )
+        if self.mixing:
+            lines.append(f"mixing: {self.mixing}")
+        if self.changes:
+            helps = ", ".join(f"{c.what} {c.gain:+.0%}" for c in self.changes[:3])
+            lines.append(f"would help most: {helps}")
+        return tuple(lines)
+
+
+def _ends(candidate: Candidate) -> str:
+    time = f"{candidate.estimate.step_seconds:.3g} s a step"
+    if candidate.hours is not None:
+        time = duration(candidate.hours * 3600)
+    money = "" if candidate.dollars is None else f" for ${candidate.dollars:,.0f}"
+    return f"{time}{money} ({machines(candidate)})"
+
+
+def look_around(asked: Question, result: SearchResult) -> Around:
+    """The front, mixes, what would help, and how far from the best possible the plan is at most."""
+    return Around(
+        front=front([c for c in result.candidates if c.feasible]),
+        mixing=on_mixing(result),
+        changes=changes(
+            result, network=asked.catalogue.network, job=asked.job, limits=asked.limits,
+            again=asked.on_other_machines,
+        ),
+        bound=asked.bound(result),
+    )  # fmt: skip
+
+
+def drawn(asked: Question, result: SearchResult, around: Around) -> str:
+    """The picture of a result."""
+    rows = shortlist(result, rows=ROWS)
+    return page(
+        title=f"A plan for {asked.spec.name}",
+        words=(header(asked), f"Why this one: {why_chosen(result, asked.limits)}.",
+               f"Binds: {what_binds(result.best, limits=asked.limits, pool=asked.catalogue.pool)}.",
+               *around.words()),
+        result=result, limits=asked.limits,
+        gpus_per_machine={
+            name: kind.num_gpus for name, kind in asked.catalogue.network.machine_types.items()
+        },
+        others=[(c, "; ".join(c.reasons) or lost_to(result.best, c)) for c in rows[1:]],
+    )  # fmt: skip
 
 
 def write_plan(chosen: Candidate, *, folder: Path) -> Path:
@@ -54,7 +126,7 @@ def write_plan(chosen: Candidate, *, folder: Path) -> Path:
     return path
 
 
-def show(asked: Question, result: SearchResult, console: Console) -> None:
+def show(asked: Question, result: SearchResult, around: Around, console: Console) -> None:
     """The header, the table and the reasons."""
     console.print(header(asked), soft_wrap=True)
     if not console.is_terminal:  # into a file or a pipe the table goes in one piece
@@ -69,7 +141,10 @@ def show(asked: Question, result: SearchResult, console: Console) -> None:
     )  # fmt: skip
     best = result.best
     console.print(f"why 1: {why_chosen(result, asked.limits)}", soft_wrap=True)
-    console.print(f"binds: {what_binds(best)}", soft_wrap=True)
+    binds = what_binds(best, limits=asked.limits, pool=asked.catalogue.pool)
+    console.print(f"binds: {binds}", soft_wrap=True)
+    for line in around.words():
+        console.print(line, soft_wrap=True, markup=False)
     value = best.estimate
     console.print(
         step_line(value.step_terms, step_seconds=value.step_seconds,
@@ -80,6 +155,12 @@ def show(asked: Question, result: SearchResult, console: Console) -> None:
     console.print(
         memory_line(fullest.memory, capacity_bytes=fullest.capacity_bytes), soft_wrap=True
     )
+    for export in exports(best.plan, spec=asked.spec, numerics=asked.job.numerics):
+        if export.refused:
+            said = f"cannot be told: {'; '.join(export.refused)}"
+        else:
+            said = export.text if export.form == "arguments" else f"{export.form} in output=json"
+        console.print(f"{export.engine}: {said}", soft_wrap=True, markup=False)
     for warning in (*asked.catalogue.remarks, *result.warnings):
         console.print(f"note: {warning}", soft_wrap=True)
 
@@ -106,7 +187,8 @@ def table(result: SearchResult) -> Table:
     for number, candidate in enumerate(shortlist(result, rows=ROWS), start=1):
         value = candidate.estimate
         fullest = value.fullest
-        verdict = "; ".join(candidate.reasons) or ("chosen" if number == 1 else "")
+        verdict = "chosen" if number == 1 else lost_to(result.best, candidate)
+        verdict = "; ".join(candidate.reasons) or verdict
         shown.add_row(
             f"{'*' if number == 1 else ' '} {number}",
             machines(candidate),
@@ -122,7 +204,9 @@ def table(result: SearchResult) -> Table:
     return shown
 
 
-def document(asked: Question, result: SearchResult, *, path: Path) -> dict[str, Any]:
+def document(
+    asked: Question, result: SearchResult, around: Around, *, path: Path, picture: Path
+) -> dict[str, Any]:
     """Everything the table shows and more, in JSON types."""
     age = asked.catalogue.age_days(date.today())
     spec = asked.spec
@@ -144,9 +228,18 @@ def document(asked: Question, result: SearchResult, *, path: Path) -> dict[str, 
         "rejected": dict(result.rejected),
         "warnings": list(result.warnings),
         "why": why_chosen(result, asked.limits),
-        "binds": what_binds(result.best),
+        "binds": what_binds(result.best, limits=asked.limits, pool=asked.catalogue.pool),
+        "front": [candidate_document(c, full=False) for c in around.front],
+        "mixing": around.mixing,
+        "would_help": [{"what": c.what, "gain": c.gain} for c in around.changes],
+        "bound": None if around.bound is None else around.bound.document(),
         "search_s": result.seconds,
+        "exports": {
+            e.engine: {"form": e.form, "text": e.text, "refused": list(e.refused)}
+            for e in exports(result.best.plan, spec=spec, numerics=asked.job.numerics)
+        },
         "plan_path": str(path),
+        "picture_path": str(picture),
     }
 
 

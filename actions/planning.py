@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from actions.account import asked_of_cloud
 from actions.domain import HERE, compute_dtype, is_deterministic, model_spec, total_steps
+from actions.times import calibrated, data_sheets, known_times, with_measured_links
 from actions.traces import trace_of, zones_of
 from provision.catalog import (
     LOCAL_ZONES,
@@ -20,18 +21,19 @@ from provision.catalog import (
     local_catalogue,
     own_catalogue,
 )
+from sailor.cluster.network import Network
 from sailor.config import Config, Dtype
 from sailor.models.spec import ModelSpec
 from sailor.parallel.boxes import allowed_degrees
 from sailor.parallel.layout import Member
 from sailor.plan import Plan
+from sailor.planner.bounds import Bound, bound_of
 from sailor.planner.estimate import Estimate, estimate
-from sailor.planner.question import Job, Limits, Objective, SearchResult, Space
+from sailor.planner.question import Candidate, Job, Limits, Objective, SearchResult, Space
 from sailor.planner.replan import replan
-from sailor.planner.search import search
-from sailor.profile.analytic import AnalyticProfile
+from sailor.planner.search import best_on, search
 from sailor.profile.local import local_gpu
-from sailor.profile.profile import Numerics
+from sailor.profile.profile import Numerics, Profile
 from sailor.units import parse_bytes, parse_seconds
 
 
@@ -45,12 +47,28 @@ class Question:
     limits: Limits
     objective: Objective
     catalogue: Catalogue
+    profile: Profile | None = None  # None: data sheets
 
     def answer(self) -> SearchResult:
         """Search. Raises NoFeasiblePlan."""
         return search(
             self.spec, self.catalogue.pool, job=self.job, network=self.catalogue.network,
-            objective=self.objective, space=self.space, limits=self.limits,
+            objective=self.objective, space=self.space, limits=self.limits, profile=self.profile,
+        )  # fmt: skip
+
+    def on_other_machines(self, chosen: Candidate, network: Network, job: Job) -> Candidate | None:
+        """The best plan on a plan's machines, were they or the job as given; limits aside."""
+        return best_on(
+            chosen.rentals, spec=self.spec, job=job, network=network, space=self.space,
+            objective=self.objective, profile=self.profile,
+        )  # fmt: skip
+
+    def bound(self, result: SearchResult) -> Bound | None:
+        """What no plan on these machines can beat; None where machines cost nothing and seconds
+        are not what is asked for."""
+        return bound_of(
+            result, spec=self.spec, pool=self.catalogue.pool, job=self.job, space=self.space,
+            network=self.catalogue.network, limits=self.limits, profile=self.profile,
         )  # fmt: skip
 
     def replanner(self, plan: Plan) -> Callable[[Sequence[Member]], Plan]:
@@ -66,8 +84,9 @@ class Question:
 
         def again(members: Sequence[Member]) -> Plan:
             return replan(
-                members, spec=self.spec, job=self.job, network=self.catalogue.network, space=space
-            )
+                members, spec=self.spec, job=self.job, network=self.catalogue.network, space=space,
+                profile=self.profile,
+            )  # fmt: skip
 
         return again
 
@@ -77,12 +96,9 @@ class Question:
 
     def estimate(self, plan: Plan) -> Estimate:
         """All of what a plan takes but money: machines that are there have their prices already."""
-        profile = AnalyticProfile(
-            spec=self.spec, sequence_length=self.job.sequence_length, numerics=self.job.numerics
-        )
         return estimate(
-            plan, spec=self.spec, profile=profile, network=self.catalogue.network,
-            numerics=self.job.numerics,
+            plan, spec=self.spec, profile=self.profile or data_sheets(self.spec, self.job),
+            network=self.catalogue.network, numerics=self.job.numerics,
         )  # fmt: skip
 
 
@@ -105,9 +121,14 @@ def question(config: Config, *, live: bool = False) -> Question:
         ),
         total_tokens=float(total_steps(config) * train.global_batch_size * train.sequence_length),
     )
+    known = known_times(config, spec, job)
+    if known is not None:
+        catalogue = with_measured_links(catalogue, known.measurement)
+    profile = calibrated(config, known, spec=spec, job=job, network=catalogue.network)
     return Question(
         spec=spec,
         job=job,
+        profile=profile,
         space=_space(config, spec, catalogue),
         limits=Limits(
             total_dollars=config.budget.total_usd,

@@ -23,6 +23,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.document import machine, show
+from benchmarks.planner_scale import scale
 from sailor.plan import Plan
 from sailor.planner.fleet import FleetSearch, Goal
 from sailor.planner.reference import ReferenceEstimate, evaluate
@@ -92,13 +93,15 @@ def main() -> None:
     scenarios = read_scenarios(options.scenarios or options.data / "scenarios.json")
     rows = [compare(s, artifact, repeats=1 if options.quick else 3) for s in scenarios]
     figures, left_out = summary(rows)
+    large = scale(artifact.network, artifact.models["GPT-Neo-2.7"], quick=options.quick)
+    figures |= large["figures"]
     if not options.json:
         table(rows)
     show(
         {
             "benchmark": "planner",
             "figures": figures,
-            "detail": {"scenarios": rows, "published_plans_left_out": left_out},
+            "detail": {"scenarios": rows, "published_plans_left_out": left_out, **large["detail"]},
             "machine": machine(),
         },
         as_json=options.json,

@@ -321,6 +321,10 @@ class PlannerConfig:
     """Compute activations twice instead of keeping them."""
     optimizer_sharding: bool | None = None
     """Spread optimizer state over replicas (ZeRO-1)."""
+    profile: str | None = None
+    """A file of measured times to plan with, as action=profile writes it; null: data sheets."""
+    calibrate: str | None = None
+    """A run here whose measured step time sets the scale of all predictions; null: none."""
     patience: str = "10min"
     """How long to wait for machines when there are too few for any plan."""
 

@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sailor.models.spec": set(),
     "sailor.models": {"sailor.models.spec", "sailor.parallel"},
     "sailor.profile": {"sailor.plan", "sailor.models.spec", "sailor.cluster"},
+    "sailor.measure": {"sailor.models", "sailor.models.spec", "sailor.parallel"},
     "sailor.planner": {
         "sailor.profile", "sailor.plan", "sailor.models.spec", "sailor.cluster",
         "sailor.parallel.boxes", "sailor.parallel.schedule", "sailor.parallel.layout",
@@ -87,7 +88,7 @@ ONLY_IN: dict[str, set[str]] = {
     "torch": {
         "sailor.models", "sailor.parallel.comm", "sailor.parallel.tensor",
         "sailor.parallel.pipeline", "sailor.parallel.reduce", "sailor.parallel.state",
-        "sailor.training", "sailor.runtime.zygote", "sailor.runtime.worker",
+        "sailor.training", "sailor.measure", "sailor.runtime.zygote", "sailor.runtime.worker",
         "sailor.runtime.seat", "sailor.runtime.store_client", "actions.eval",
     },
     # The table of contents of torch's checkpoints is one; read there with a list of allowed names.

@@ -1,44 +1,37 @@
-"""Every fleet there is, one by one: the yardstick of the search on instances small enough for it.
+"""Every fleet there is, one by one: the answer where they are few, else a yardstick of the search.
 
 All rows of stages over all ways of one microbatch size, all cuts of the model that memory allows,
-all multisets of the pipelines that fit on the GPUs. Used by tests and benchmarks only.
+all multisets of the pipelines that fit on the GPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
+from math import comb
 
 from sailor.planner.costs import Costs, Row, Template
-from sailor.planner.fleet import FleetSearch, Found, Goal
 from sailor.planner.templates import Templates
 
 
-@dataclass(frozen=True, slots=True)
-class Exhausted:
-    """The best of all, and how many there were."""
-
-    found: Found | None
-    num_templates: int
-    num_fleets: int
-
-
-def best_of_all(costs: Costs, goal: Goal) -> Exhausted:
-    """Works out every fleet with the same evaluator as the search."""
-    search = FleetSearch(costs, goal)
-    templates = list(all_templates(costs, search.templates))
+def all_fleets(costs: Costs, made: Templates) -> Iterator[list[tuple[Template, int]]]:
+    """Every set of crews, as (template, count). Their number explodes: stop when it is too many."""
     limits = [site.num_gpus for site in costs.sites]
-    best: Found | None = None
-    number = 0
-    for crews in _fleets(templates, limits, costs.global_batch_size):
-        number += 1
-        found = search.work_out(crews)
-        if found is not None and (best is None or found.value(goal) < best.value(goal)):
-            best = found
-    if best is not None and best.value(goal) == float("inf"):
-        best = None
-    return Exhausted(best, len(templates), number)
+    return _fleets(list(all_templates(costs, made)), limits, costs.global_batch_size)
+
+
+def few_templates(costs: Costs, *, most: int) -> bool:
+    """Whether there are at most so many pipelines, memory aside; counted, not made."""
+    gpus = sum(site.num_gpus for site in costs.sites)
+    deepest = min(costs.num_blocks, gpus)
+    total = 0
+    for size in {way.microbatch_size for way in costs.ways}:
+        ways = sum(way.microbatch_size == size for way in costs.ways)
+        for depth in range(1, deepest + 1):
+            total += ways**depth * comb(costs.num_blocks - 1, depth - 1)
+            if total > most:
+                return False
+    return True
 
 
 def all_templates(costs: Costs, made: Templates) -> Iterator[Template]:

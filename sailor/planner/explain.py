@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sailor.cluster.pool import Pool
 from sailor.planner.question import Candidate, Limits, Objective, SearchResult
 from sailor.planner.term import Term, worst_mark
 from sailor.units import duration, gib
@@ -87,12 +88,30 @@ def _against(best: Candidate, rival: Candidate) -> str:
     return ", ".join(words)
 
 
-def what_binds(candidate: Candidate) -> str:
-    """Memory if a GPU is nearly full, and what the step spends most on besides computing."""
+def what_binds(candidate: Candidate, *, limits: Limits, pool: Pool) -> str:
+    """How full the fullest GPU is, which limits are used up, and what the step spends most on
+    besides computing."""
     estimate = candidate.estimate
     fullest = estimate.fullest
     share = fullest.peak_bytes / fullest.capacity_bytes
     words = [f"memory {share:.0%} of {fullest.gpu} (stage {fullest.stage + 1})"]
+    for used, limit, name in (
+        (candidate.dollars, limits.total_dollars, "budget"),
+        (estimate.dollars_per_hour, limits.dollars_per_hour, "hourly budget"),
+        (None if candidate.hours is None else candidate.hours * 3600, limits.deadline_seconds,
+         "deadline"),
+    ):  # fmt: skip
+        if used is not None and limit:
+            words.append(f"{name} {used / limit:.0%} used")
+    for rental in candidate.rentals:
+        offer = rental.offer
+        quota = pool.allowance(
+            gpu=offer.machine_type.gpu.name, region=offer.zone.region, spot=offer.spot
+        )
+        if quota is not None and rental.num_gpus + offer.machine_type.num_gpus > quota:
+            words.append(f"quota of {quota} {offer.machine_type.gpu.name} in {offer.zone.region}")
+        elif rental.num_machines == offer.count:
+            words.append(f"all {offer.count} {offer.machine_type.name} in {offer.zone.name} taken")
     others = [t for t in estimate.step_terms if t.name != "compute"]
     if others:
         worst = max(others, key=lambda term: term.value)

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
 from sailor.planner.costs import Costs, Crew, Fleet, FloatArray, IntArray, Template, Way
+from sailor.planner.exhaustive import all_fleets, few_templates
 from sailor.planner.templates import Templates, mixed_rows
 
 DEEPER = 6  # stages beyond the fewest that hold the model
@@ -32,6 +34,8 @@ IMPROVED = 1  # of each kind, improved by moves
 MARGIN = 0.05  # a start further behind the best one is given up
 ROUNDS = 20  # of moves
 MOST_CREWS = 4
+FEW_TEMPLATES, FEW_FLEETS = 1_000, 1_500  # up to here all of them are looked at
+ALL_WAYS = 12  # up to so many ways of a microbatch size, a stage may change to any of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,9 +121,15 @@ class FleetSearch:
             (way.site, way.tensor_parallel, way.microbatch_size, way.recompute): way
             for way in costs.ways
         }
+        self._alike: dict[int, list[Way]] = {}
+        for way in costs.ways:
+            self._alike.setdefault(way.microbatch_size, []).append(way)
 
     def best(self) -> Found | None:
-        """The best fleet found; None when nothing fits."""
+        """The best fleet found; None when nothing fits. Where fleets are few, all are looked at."""
+        everything = self._everything()
+        if everything is not None:
+            return self.best_of(everything)
         starts: list[Found] = []
         for sets in self._candidate_sets():
             found = [self.work_out(crews) for crews in sets]
@@ -131,6 +141,21 @@ class FleetSearch:
         bar = min(f.value(self.goal) for f in starts) * (1 + MARGIN)
         improved = [self._improve(f) for f in starts if f.value(self.goal) <= bar]
         return min(improved, key=self._rank)
+
+    def best_of(self, fleets: Iterable[Sequence[tuple[Template, int]]]) -> Found | None:
+        """The best of these; None when none keeps the limits."""
+        found = (self.work_out(crews) for crews in fleets)
+        return min(
+            (f for f in found if f is not None and f.value(self.goal) < inf),
+            key=self._rank, default=None,
+        )  # fmt: skip
+
+    def _everything(self) -> list[list[tuple[Template, int]]] | None:
+        """All fleets there are, when they are few."""
+        if not few_templates(self.costs, most=FEW_TEMPLATES):
+            return None
+        fleets = list(islice(all_fleets(self.costs, self.templates), FEW_FLEETS + 1))
+        return fleets if len(fleets) <= FEW_FLEETS else None
 
     def _rank(self, found: Found) -> tuple[float, float]:
         return found.value(self.goal), found.seconds
@@ -403,11 +428,15 @@ class FleetSearch:
             for size in (template.microbatch_size * 2, template.microbatch_size // 2)
         ]
         for s in stages:
-            if s and row[s] is row[s - 1]:
-                continue  # equal neighbours: one of them stands for all
-            for degree in (row[s].tensor_parallel * 2, row[s].tensor_parallel // 2):
-                other = self._way(row[s], degree=degree)
-                rows.append((*row[:s], other, *row[s + 1 :]))
+            starts, ends = (
+                s == 0 or row[s] is not row[s - 1],
+                s == stages[-1] or row[s] is not row[s + 1],
+            )
+            if not starts and not ends:
+                continue  # among equal neighbours the outer two stand for all
+            rows += [(*row[:s], other, *row[s + 1 :]) for other in self._other_ways(row[s])]
+            if not starts:
+                continue
             rows.append((*row[:s], row[s], *row[s:]))
             if len(row) > 1:
                 rows.append((*row[:s], *row[s + 1 :]))
@@ -416,6 +445,20 @@ class FleetSearch:
                 changed = self.templates.of(tuple(way for way in changed_row if way is not None))
                 if changed is not None:
                     yield changed
+
+    def _other_ways(self, way: Way) -> list[Way | None]:
+        """What a stage may run as instead: half or twice the degree, with recompute or without; or
+        anything, when there is not much."""
+        alike = self._alike[way.microbatch_size]
+        if len(alike) <= ALL_WAYS:
+            return [other for other in alike if other is not way]
+        degrees = (way.tensor_parallel * 2, way.tensor_parallel, way.tensor_parallel // 2)
+        keys = [
+            (way.site, degree, way.microbatch_size, again)
+            for degree in degrees
+            for again in (False, True)
+        ]
+        return [other for key in keys if (other := self._ways.get(key)) not in (None, way)]
 
     def _way(self, way: Way, *, size: int | None = None, degree: int | None = None) -> Way | None:
         """The same site's way with another microbatch size or degree."""

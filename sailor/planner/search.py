@@ -81,6 +81,29 @@ def search(
     )
 
 
+def best_on(
+    rentals: tuple[Rental, ...], *, spec: ModelSpec, job: Job, network: Network, space: Space,
+    objective: Objective, limits: Limits = NO_LIMITS, profile: Profile | None = None,
+) -> Candidate | None:  # fmt: skip
+    """The best plan on exactly these machines; None when nothing fits.
+
+    Machines are as ``network`` describes their types, which may differ from what the offers say:
+    this is how a what-if is asked.
+    """
+    here = tuple(
+        replace(
+            rental,
+            offer=replace(
+                rental.offer, machine_type=network.machine_types[rental.offer.machine_type.name]
+            ),
+        )
+        for rental in rentals
+    )
+    pool = Pool(offers=tuple(rental.offer for rental in here))
+    question = _Question(spec, pool, job, network, objective, space, limits, profile)
+    return question.best_on(here)
+
+
 class _Question:
     """One search: its inputs, and what was worked out on the way."""
 
@@ -199,6 +222,14 @@ class _Question:
                 space=self.space, profile=self.profile, network=self.network,
             )  # fmt: skip
         return self.shapes[name]
+
+    def best_on(self, rentals: tuple[Rental, ...]) -> Candidate | None:
+        """The best plan on these machines, alike or mixed."""
+        found = [candidate for candidate in (self._best(rentals),) if candidate is not None]
+        if len(rentals) > 1:
+            offers = [replace(r.offer, count=r.num_machines) for r in rentals]
+            found += list(self._mixed(offers, found))
+        return min(found, key=lambda c: (not c.feasible, *self._rank(c)), default=None)
 
     def _best(self, rentals: tuple[Rental, ...]) -> Candidate | None:
         """The fastest plan on exactly these machines, or on fewer of their GPUs."""

@@ -100,14 +100,25 @@ def _part_seconds(
         rate = gpu.memory_bytes_per_second * _CPU_BANDWIDTH
     backward = seconds.backward
     if numerics.deterministic:
-        parameters = _parameters(spec, part) / tensor_parallel
-        backward += parameters * _EXACT_SUM_BYTES_PER_PARAMETER / rate
+        backward += _exact_sum_bytes(spec, part, tensor_parallel) / rate
     scale = profile.scale
     return PartSeconds(
         forward=scale * seconds.forward,
         backward=scale * backward,
         communication=scale * seconds.communication,
     )
+
+
+def _exact_sum_bytes(spec: ModelSpec, part: Part, tensor_parallel: int) -> float:
+    return _parameters(spec, part) / tensor_parallel * _EXACT_SUM_BYTES_PER_PARAMETER
+
+
+def exact_sum_seconds(spec: ModelSpec, part: Part, gpu: GpuType, tensor_parallel: int) -> float:
+    """What exact sums add to the backward pass of a microbatch; bound by memory."""
+    rate = gpu.memory_bytes_per_second * _CPU_BANDWIDTH
+    if gpu.has_context:
+        rate = sustained.memory_rate(gpu)
+    return _exact_sum_bytes(spec, part, tensor_parallel) / rate
 
 
 def _cpu_seconds(

@@ -27,7 +27,7 @@ def test_a_cloud_is_planned_with_no_account_and_the_prices_are_dated(tmp_path):
     assert "days old" in done.stdout
     assert "chosen" in done.stdout
     assert "over budget ($300)" in done.stdout
-    (path,) = (tmp_path / "plans").iterdir()
+    (path,) = (tmp_path / "plans").glob("*.json")
     plan = Plan.from_json(path.read_bytes())
     assert plan.model == "gpt_1b"
 
@@ -42,6 +42,31 @@ def test_one_json_document_says_everything(tmp_path):
     assert {t["mark"] for t in chosen["step_terms"]} <= {"measured", "calibrated", "modelled"}
     assert chosen["step_s"] == pytest.approx(sum(t["value"] for t in chosen["step_terms"]))
     assert Plan.from_json(Path(document["plan_path"]).read_bytes()).num_gpus == chosen["num_gpus"]
+
+
+def test_the_answer_says_how_good_it_is_and_what_would_be_better(tmp_path):
+    done = command("model=gpt_1b", "cloud=gcp", "output=json", tmp_path=tmp_path)
+    document = json.loads(done.stdout)
+    bound = document["bound"]
+    assert bound["unit"] == "dollars"
+    assert 0 < bound["least"] <= bound["reached"]
+    assert bound["gap"] == pytest.approx(bound["reached"] / bound["least"] - 1)
+    hours = [entry["hours"] for entry in document["front"]]
+    dollars = [entry["dollars"] for entry in document["front"]]
+    assert hours == sorted(hours)
+    assert dollars == sorted(dollars, reverse=True)
+    assert all(change["gain"] > 0 for change in document["would_help"])
+    assert "do not mix GPU types" in document["mixing"]
+
+
+def test_the_picture_is_one_offline_page(tmp_path):
+    done = command("output=json", tmp_path=tmp_path)
+    page = Path(json.loads(done.stdout)["picture_path"]).read_text()
+    assert page.count("<svg") == 4
+    assert "default-src 'none'" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert "replica 2, stage 2" in page
 
 
 def test_the_demonstration_is_cut_and_would_be_cut_otherwise_on_three_machines(tmp_path):

@@ -1,0 +1,202 @@
+"""action=profile: times the model's parts, the optimizer and the links of the computer at hand.
+
+The measuring is done by processes of their own (sailor/measure), which load torch. The outcome is
+one versioned JSON file, named by what was measured; asked again for the same, it says that it is
+there (run.fresh=true measures again).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from actions.console import Console
+from actions.domain import compute_dtype, model_spec
+from sailor.config import Config, Dtype
+from sailor.errors import DataError
+from sailor.models.spec import ModelSpec
+from sailor.profile.analytic import AnalyticProfile
+from sailor.profile.local import core_speed, local_gpu
+from sailor.profile.measured import (
+    BadProfile,
+    Cell,
+    Fit,
+    Measurement,
+    read_measurement,
+    shape_digest,
+)
+from sailor.profile.profile import Numerics, Part
+from sailor.units import MIB, gib
+
+SIZES = (1, 2, 4, 8)
+DEGREES = (1, 2)
+DEADLINE_SECONDS = 600.0
+
+
+def run(config: Config, console: Console) -> int:
+    """Measure, or find what was measured. Raises DataError E518 when measuring fails."""
+    spec = model_spec(config)
+    compute_bytes = 4 if compute_dtype(config) is Dtype.float32 else 2
+    path = _path(config, spec, compute_bytes)
+    known = not config.run.fresh and path.exists()
+    measurement = read_profile(path) if known else _measure(config, spec, compute_bytes)
+    if not known:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(f".{os.getpid()}")
+        beside.write_text(measurement.to_json())
+        beside.replace(path)
+    compared = _compared(measurement, spec, config)
+    console.print(_table(compared))
+    links = {
+        "point to point": measurement.point_to_point,
+        "all-reduce of two": measurement.all_reduce,
+    }
+    for name, fit in links.items():
+        if fit is not None:
+            rate = "-" if not fit.beta else f"{1 / fit.beta / MIB:,.0f} MiB/s"
+            console.print(
+                f"{name}: {_ms(fit.alpha)} to start, then {rate} (worst miss {fit.worst:.0%})"
+            )
+    console.print(
+        f"profile {'is there already' if known else 'written'}: {path}\n"
+        f"use it with planner.profile={path}",
+        soft_wrap=True,
+    )  # fmt: skip
+    console.document(
+        {"action": "profile", "path": str(path), "measured_now": not known, "parts": compared,
+         "provenance": dict(measurement.provenance)}
+    )  # fmt: skip
+    return 0
+
+
+def read_profile(path: Path) -> Measurement:
+    """The measurement in a file. Raises DataError E518 with what is wrong with it."""
+    try:
+        return read_measurement(path.read_text())
+    except (OSError, UnicodeDecodeError, BadProfile) as error:
+        raise DataError(
+            "the profile cannot be used", code="E518", why=str(error), where=str(path),
+            fix="measure again: action=profile run.fresh=true",
+        ) from error  # fmt: skip
+
+
+def _path(config: Config, spec: ModelSpec, compute_bytes: int) -> Path:
+    key = (shape_digest(spec), config.train.sequence_length, compute_bytes, _device(config))
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()[:8]
+    return Path(config.runs_dir).expanduser() / "profiles" / f"{spec.name}-{digest}.json"
+
+
+def _device(config: Config) -> str:
+    device = config.runtime.device
+    return "cpu" if device is None else device.value
+
+
+def _measure(config: Config, spec: ModelSpec, compute_bytes: int) -> Measurement:
+    device = _device(config)
+    batch = config.train.global_batch_size
+    degrees = [d for d in DEGREES if spec.num_kv_heads % d == 0 and spec.vocab_size % d == 0]
+    question = {
+        "spec": msgspec.to_builtins(spec), "sequence_length": config.train.sequence_length,
+        "microbatch_sizes": [size for size in SIZES if batch % size == 0],
+        "degrees": degrees, "device": device, "compute_bytes": compute_bytes,
+    }  # fmt: skip
+    layers = _child("sailor.measure.layers", given=json.dumps(question))
+    links = _child("sailor.measure.links", device)
+    name, peak = _named(device)
+    return Measurement(
+        model=shape_digest(spec),
+        sequence_length=config.train.sequence_length,
+        compute_bytes=compute_bytes,
+        gpu=name,
+        peak_flops=peak,
+        cells=tuple(Cell(**cell) for cell in layers["cells"]),
+        update_seconds_per_parameter=layers["update_seconds_per_parameter"],
+        point_to_point=Fit(**links["point_to_point"]),
+        all_reduce=Fit(**links["all_reduce"]),
+        provenance=(
+            ("measured", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())),
+            ("computer", f"{platform.machine()} {platform.system()}"),
+            ("python", platform.python_version()),
+            ("torch", layers["torch"]),
+            ("model", spec.name),
+        ),
+    )
+
+
+def _named(device: str) -> tuple[str, float]:
+    """What plans call the device, and the rate of one worker that has a core for itself."""
+    if device == "cpu":
+        return "cpu", core_speed().flops
+    return device, 1.0
+
+
+def _child(module: str, *words: str, given: str = "") -> dict[str, Any]:
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    path = os.pathsep.join(p for p in sys.path if p)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *words], input=given, capture_output=True, text=True,
+            check=True, timeout=DEADLINE_SECONDS,
+            env={**os.environ, **one_thread, "PYTHONPATH": path},
+        )  # fmt: skip
+        found: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        raise DataError(
+            f"measuring failed in {module}", code="E518", why=str(said).strip()[-600:],
+            fix="free the device and run action=profile again",
+        ) from error  # fmt: skip
+    return found
+
+
+def _compared(
+    measurement: Measurement, spec: ModelSpec, config: Config
+) -> list[dict[str, str | int | float]]:
+    """Measured beside what would be assumed without measuring."""
+    analytic = AnalyticProfile(
+        spec=spec, sequence_length=measurement.sequence_length,
+        numerics=Numerics(compute_bytes=measurement.compute_bytes),
+    )  # fmt: skip
+    gpu = local_gpu(memory_bytes=1, num_workers=1)
+    rows: list[dict[str, str | int | float]] = []
+    for cell in measurement.cells:
+        assumed = analytic.part_seconds(
+            Part(cell.part), gpu=gpu, tensor_parallel=cell.tensor_parallel,
+            microbatch_size=cell.microbatch_size,
+        )  # fmt: skip
+        rows.append(
+            {
+                "part": cell.part, "tensor_parallel": cell.tensor_parallel,
+                "microbatch_size": cell.microbatch_size, "forward_s": cell.forward,
+                "backward_s": cell.backward, "kept_bytes": cell.kept_bytes,
+                "modelled_s": assumed.forward + assumed.backward,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _ms(seconds: str | int | float) -> str:
+    return f"{1000 * float(seconds):.3f} ms"
+
+
+def _table(rows: list[dict[str, str | int | float]]) -> Table:
+    shown = Table("part", "tp", "mb", "forward", "backward", "kept", "modelled / measured",
+                  box=None, pad_edge=False)  # fmt: skip
+    for row in rows:
+        total = float(row["forward_s"]) + float(row["backward_s"])
+        shown.add_row(
+            str(row["part"]), str(row["tensor_parallel"]), str(row["microbatch_size"]),
+            _ms(row["forward_s"]), _ms(row["backward_s"]),
+            gib(float(row["kept_bytes"])), f"{float(row['modelled_s']) / total:.2f}",
+        )  # fmt: skip
+    return shown

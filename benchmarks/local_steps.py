@@ -1,0 +1,127 @@
+"""Predicted against measured step time on this computer, for several layouts of a small model.
+
+``python -m benchmarks.local_steps [--json] [--quick]``. Each layout is trained for some steps with
+cloud=local and read from its log. Predictions: of data sheets (and the core's measured speed), of
+a profile that action=profile measures here first, and of data sheets scaled by one of the runs,
+which is then not scored. What else runs on the computer is in the measured times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.document import machine, show
+from sailor.observe.events import read_events
+from sailor.observe.history import replay
+
+ROOT = Path(__file__).resolve().parent.parent
+# (pp, dp, tp, microbatch): what a small model can be cut into on at most two workers a core.
+LAYOUTS = (
+    (1, 1, 1, 4), (1, 2, 1, 2), (2, 1, 1, 2), (1, 1, 2, 4), (2, 2, 1, 2), (4, 1, 1, 1),
+    (1, 4, 1, 4), (2, 1, 2, 2),
+)  # fmt: skip
+STEPS, SKIPPED = 24, 4
+MODEL = (
+    "cloud.memory_per_gpu=1GiB", f"train.steps={STEPS}", "train.eval_every=0", "faults=none",
+    "cloud.max_nodes=4",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--quick", action="store_true", help="six layouts instead of eight")
+    options = parser.parse_args()
+    layouts = LAYOUTS[:6] if options.quick else LAYOUTS
+    with tempfile.TemporaryDirectory() as folder:
+        profile = call(folder, "action=profile")["path"]
+        rows = [measured(folder, layout) for layout in layouts]
+        names = {
+            "sheets": (),
+            "profile": (f"planner.profile={profile}",),
+            "calibrated": ("planner.calibrate=run0",),
+        }
+        for name, words in names.items():
+            for number, (layout, row) in enumerate(zip(layouts, rows, strict=True)):
+                if name != "calibrated" or number:
+                    said = call(folder, "action=plan", *words, *asked(layout))
+                    row[name] = said["chosen"]["step_s"]
+    figures: dict[str, float] = {}
+    for name in names:
+        scored = [row for row in rows if name in row]
+        errors = [abs(row[name] / row["measured_s"] - 1) for row in scored]
+        figures[f"mape_{name}"] = mean(errors)
+        figures[f"rank_correlation_{name}"] = spearman(
+            [row[name] for row in scored], [row["measured_s"] for row in scored]
+        )
+    figures["layouts"] = len(rows)
+    show(
+        {
+            "benchmark": "local_steps", "figures": figures, "detail": {"layouts": rows},
+            "machine": machine(),
+        },
+        as_json=options.json,
+    )  # fmt: skip
+
+
+def asked(layout: tuple[int, int, int, int]) -> tuple[str, ...]:
+    """The words that ask for one layout, and for the machines it takes."""
+    stages, replicas, degree, size = layout
+    return (
+        *MODEL, f"planner.pipeline_parallel={stages}", f"planner.data_parallel={replicas}",
+        f"planner.tensor_parallel={degree}", f"planner.microbatch_size={size}",
+        f"cloud.nodes={stages * replicas}", f"cloud.gpus_per_node={degree}",
+    )  # fmt: skip
+
+
+def measured(folder: str, layout: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Trains a layout and reads its steps. The quickest fifth: others use the computer too."""
+    number = len(list(Path(folder).glob("run*")))
+    name = f"run{number}"
+    call(folder, "action=train", f"run.name={name}", *asked(layout))
+    history = replay(read_events(Path(folder) / name / "events.jsonl"))
+    seconds = sorted(
+        p.seconds for p in sorted(history.kept.values(), key=lambda p: p.step)[SKIPPED:]
+    )
+    return {
+        "layout": "pp{} dp{} tp{} mb{}".format(*layout),
+        "measured_s": seconds[len(seconds) // 5],
+        "median_s": seconds[len(seconds) // 2],
+    }
+
+
+def call(folder: str, *words: str) -> dict[str, Any]:
+    """One command's JSON document. Raises if it fails."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), "output=json", f"runs_dir={folder}", *words],
+        capture_output=True, text=True, cwd=folder, timeout=300,
+        env={**os.environ, "NO_COLOR": "1"},
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def spearman(a: list[float], b: list[float]) -> float:
+    """Rank correlation; no ties are expected of measured times."""
+
+    def ranks(values: list[float]) -> list[int]:
+        order = sorted(range(len(values)), key=lambda i: values[i])
+        return [order.index(i) for i in range(len(values))]
+
+    n = len(a)
+    differences = sum((x - y) ** 2 for x, y in zip(ranks(a), ranks(b), strict=True))
+    return 1 - 6 * differences / (n * (n * n - 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The search against every fleet there is, and its lower bounds against the best of them."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+
+from sailor.planner.bound import least_dollars, least_step_seconds
+from sailor.planner.exhaustive import all_fleets, few_templates
+from sailor.planner.fleet import FEW_FLEETS, FEW_TEMPLATES, FleetSearch, Found, Goal
+from sailor.planner.own_costs import Ground, OwnCosts
+from sailor.planner.question import Space
+from sailor.profile.analytic import AnalyticProfile
+from tests.helpers.planning import (
+    a_gpu,
+    a_job,
+    a_machine,
+    a_network,
+    a_pool,
+    an_offer,
+    tiny_spec,
+)
+
+
+def an_instance(seed: int, *, owners: int = 1) -> OwnCosts:
+    """One to three kinds of small machine, in one or two zones, and a small job."""
+    r = random.Random(seed)
+    spec = tiny_spec(
+        num_layers=r.choice([2, 3, 4, 5]), hidden_size=r.choice([32, 64]),
+        ffn_hidden_size=r.choice([64, 128]),
+    )  # fmt: skip
+    job = a_job(batch=r.choice([4, 6, 8, 12]))
+    offers, grounds = [], []
+    for number in range(r.choice([1, 1, 2, 2, 3])):
+        speed = 10 ** r.uniform(9, 11)
+        gpu = a_gpu(
+            name=f"g{number}", memory_mib=r.choice([0.6, 1.0, 1.5, 3, 8]), peak_flops=speed,
+            peak_flops_fp32=speed,
+        )  # fmt: skip
+        machine = a_machine(
+            f"m{number}", gpu=gpu, gpus=r.choice([1, 2, 4]),
+            network_bytes_per_second=10 ** r.uniform(7, 9),
+        )  # fmt: skip
+        most = r.choice([1, 2, 3]) if machine.num_gpus < 4 else 1
+        zones: dict[str, int] = {}
+        for _ in range(most):
+            zone = r.choice(["a", "b"])
+            zones[zone] = zones.get(zone, 0) + 1
+        price = r.uniform(0.5, 4)
+        grounds.append(Ground(machine_type=machine, zones=zones, dollars_per_hour=price))
+        offers += [an_offer(machine, zone=z, price=price, count=n) for z, n in zones.items()]
+    pool = a_pool(*offers)
+    space = Space(
+        tensor_parallel_degrees=r.choice([(1,), (1, 2)]),
+        microbatch_sizes=r.choice([(1,), (2,), (1, 2)]),
+        recompute=r.choice([(False,), (False, True)]),
+    )
+    profile = AnalyticProfile(spec=spec, sequence_length=job.sequence_length, numerics=job.numerics)
+    return OwnCosts(
+        spec, grounds, job=job, space=space, profile=profile, network=a_network(pool),
+        num_owners=owners,
+    )  # fmt: skip
+
+
+def the_best_of_all(costs: OwnCosts, goal: Goal) -> tuple[int, Found | None] | None:
+    """How many fleets there are and the best; None when there are too many to look at."""
+    if not few_templates(costs, most=FEW_TEMPLATES):
+        return None
+    search = FleetSearch(costs, goal)
+    fleets = list(islice(all_fleets(costs, search.templates), FEW_FLEETS + 1))
+    if len(fleets) > FEW_FLEETS:
+        return None
+    worked_out = [search.work_out(crews) for crews in fleets]
+    found = [f for f in worked_out if f is not None and f.value(goal) < float("inf")]
+    return len(fleets), min(found, key=lambda f: f.value(goal), default=None)
+
+
+@pytest.mark.parametrize("dollars", [False, True])
+def test_the_search_finds_the_best_of_all_fleets_on_small_instances(dollars):
+    goal, seen = Goal(dollars=dollars), 0
+    for seed in range(16):
+        best = the_best_of_all(an_instance(seed), goal)
+        if best is None:
+            continue
+        seen += 1
+        found = FleetSearch(an_instance(seed), goal).best()
+        assert (found is None) == (best[1] is None), seed
+        if found is not None and best[1] is not None:
+            # The same sums in the same order: equal, not close.
+            assert found.value(goal) == best[1].value(goal), seed
+    assert seen >= 8
+
+
+def test_no_fleet_beats_the_lower_bounds():
+    for seed in range(16):
+        costs = an_instance(seed)
+        fastest = the_best_of_all(costs, Goal())
+        cheapest = the_best_of_all(costs, Goal(dollars=True))
+        if fastest is None or fastest[1] is None or cheapest is None or cheapest[1] is None:
+            continue
+        # What the bound may count on: memory as if all optimizer state were spread.
+        generous = an_instance(seed, owners=costs.global_batch_size)
+        bound = least_step_seconds(generous, known=fastest[1].seconds)
+        assert 0 < bound <= fastest[1].seconds * (1 + 1e-9), seed
+        rent = cheapest[1].value(Goal(dollars=True))
+        assert 0 < least_dollars(generous) <= rent * (1 + 1e-9), seed
+
+
+def test_pipelines_are_counted_without_making_them():
+    costs = an_instance(0)
+    assert few_templates(costs, most=10**9)
+    assert not few_templates(costs, most=1)
