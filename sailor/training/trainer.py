@@ -115,13 +115,23 @@ class Trainer:
         at = layout.coordinates[rank]
         self._replica = plan.replicas[at.replica]
         stage = layout.stage_of(rank)
-        self._tensor = TensorGroup(rank=at.tensor_rank, size=stage.tensor_parallel)
+        if settings.sequence_parallel and plan.sequence_length % stage.tensor_parallel:
+            raise ValueError(
+                f"sequences of {plan.sequence_length} tokens do not go into "
+                f"{stage.tensor_parallel} equal runs"
+            )
+        self._tensor = TensorGroup(
+            rank=at.tensor_rank, size=stage.tensor_parallel,
+            split_sequences=settings.sequence_parallel,
+        )  # fmt: skip
         module = StageModule(
             layout.spec, blocks=stage.layers, first=layout.is_first(rank),
             last=layout.is_last(rank), recompute=stage.recompute, group=self._tensor,
         )  # fmt: skip
         dtype = COMPUTE_DTYPES[settings.compute_dtype]
-        self._state = StageState(layout, rank, device=self.device, dtype=dtype)
+        self._state = StageState(
+            layout, rank, device=self.device, dtype=dtype, split_sequences=self._tensor.splits
+        )
         self.state: dict[Box, BoxTensors] = self._state.boxes
         parameters = self._state.bind(module.leaves())
         self._sum: GradientSum = (ExactSum if settings.deterministic else FastSum)(
