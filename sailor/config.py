@@ -211,6 +211,8 @@ class TrainConfig:
     """Format of matrix products; null is float32 on CPUs and bfloat16 on GPUs."""
     sequence_parallel: bool = False
     """Where GPUs share matrices, let each have a part of the tokens in between: less memory."""
+    compile: bool = False
+    """Put blocks through torch.compile: minutes before the first step, faster ones on GPUs."""
     eval_every: int = 0
     """Steps between evaluations; 0 evaluates before the first and after the last step only."""
     eval_samples: int = 64

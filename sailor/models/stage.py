@@ -71,7 +71,9 @@ class StageModule(nn.Module):
         last: bool,
         recompute: bool,
         group: TensorGroup,
+        compiled: bool = False,
     ) -> None:
+        """``compiled``: each block goes through torch.compile, when it first computes."""
         super().__init__()
         parts = parts_of(spec, group)
         self.embedding = parts.embedding() if first else None
@@ -81,6 +83,9 @@ class StageModule(nn.Module):
         self._recompute = recompute
         self._group = group
         self._order = list(self.blocks.values())
+        if compiled:
+            for block in self._order:
+                block.compile()  # in place: names stay
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, T] tokens on the first stage, [B, T, D] activations elsewhere -> [B, T, D].
