@@ -1,7 +1,7 @@
 """What GPUs do otherwise than CPUs, each beside its twin on the CPU and gloo.
 
-On a GPU the same trainer runs on NCCL groups in real processes, one a device: threads of one process
-share autograd's device threads, and a collective inside backward would wait for itself.
+On a GPU the same trainer runs on NCCL groups in real processes, one a device: threads of one
+process share autograd's device threads, and a collective inside backward would wait for itself.
 """
 
 import shutil
