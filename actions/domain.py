@@ -96,6 +96,7 @@ def train_settings(config: Config, *, tokens_path: str, init_from: str = "") -> 
         snapshot_every=config.checkpoint.snapshot_every,
         persist_every=config.checkpoint.persist_every, init_from=init_from,
         guard=train.guard.value, spike_factor=train.spike_factor,
+        sequence_parallel=train.sequence_parallel, compile_blocks=train.compile,
     )  # fmt: skip
 
 

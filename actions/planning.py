@@ -175,6 +175,8 @@ def _space(config: Config, spec: ModelSpec, catalogue: Catalogue) -> Space:
     here = config.cloud.name in HERE
     free = (False,) if here else (False, True)
     degrees = allowed_degrees(spec, max_degree=catalogue.pool.max_gpus_per_machine)
+    if config.train.sequence_parallel:  # equal runs of every sequence
+        degrees = tuple(d for d in degrees if config.train.sequence_length % d == 0)
     return Space(
         tensor_parallel_degrees=(
             degrees if wish.tensor_parallel is None else (wish.tensor_parallel,)

@@ -213,6 +213,10 @@ class TrainConfig:
     """Exact gradient sums: losses do not depend on how the work is split. null: on CPUs only."""
     dtype: Dtype | None = None
     """Format of matrix products; null is float32 on CPUs and bfloat16 on GPUs."""
+    sequence_parallel: bool = False
+    """Where GPUs share matrices, let each have a part of the tokens in between: less memory."""
+    compile: bool = False
+    """Put blocks through torch.compile: minutes before the first step, faster ones on GPUs."""
     eval_every: int = 0
     """Steps between evaluations; 0 evaluates before the first and after the last step only."""
     eval_samples: int = 64

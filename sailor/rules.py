@@ -147,6 +147,15 @@ def _train(config: Config) -> Iterator[Problem]:
                  f"{config.model.name}",
         )  # fmt: skip
 
+    degree = config.planner.tensor_parallel or 1
+    if train.sequence_parallel and train.sequence_length % degree:
+        near = train.sequence_length // degree * degree or degree
+        yield Problem(
+            key="train.sequence_parallel",
+            fix=f"train.sequence_length={near}   or   train.sequence_parallel=false",
+            what=f"{train.sequence_length} tokens do not go into {degree} equal runs",
+        )  # fmt: skip
+
 
 def _optim(config: Config) -> Iterator[Problem]:
     optim, steps = config.optim, config.train.steps

@@ -88,7 +88,8 @@ ONLY_IN: dict[str, set[str]] = {
     "torch": {
         "sailor.models", "sailor.parallel.comm", "sailor.parallel.tensor",
         "sailor.parallel.pipeline", "sailor.parallel.reduce", "sailor.parallel.state",
-        "sailor.training", "sailor.measure", "sailor.runtime.zygote", "sailor.runtime.worker",
+        "sailor.parallel.spread", "sailor.training", "sailor.measure", "sailor.runtime.zygote",
+        "sailor.runtime.worker", "sailor.runtime.side_copy",
         "sailor.runtime.seat", "sailor.runtime.store_client", "actions.eval",
     },
     # The table of contents of torch's checkpoints is one; read there with a list of allowed names.

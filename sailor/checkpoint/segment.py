@@ -202,6 +202,11 @@ class Segment:
         start = self._data + at.offset
         return memoryview(self._map)[start : start + at.num_bytes]
 
+    @property
+    def memory(self) -> mmap.mmap:
+        """The whole mapping."""
+        return self._map
+
     # Sealing and checking: the agent.
 
     def seal(self) -> dict[str, int]:

@@ -25,7 +25,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.tokens = TokenEmbedding(spec.vocab_size, spec.hidden_size, group=group)
         self.positions = PositionEmbedding(
-            spec.max_positions, spec.hidden_size, offset=spec.position_offset
+            spec.max_positions, spec.hidden_size, offset=spec.position_offset, group=group
         )
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:

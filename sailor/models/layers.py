@@ -97,13 +97,15 @@ class TokenEmbedding(nn.Module):
 class PositionEmbedding(nn.Module):
     """A learned row for each position, held whole by every rank. The first ``offset`` are idle."""
 
-    def __init__(self, max_positions: int, width: int, *, offset: int) -> None:
+    def __init__(self, max_positions: int, width: int, *, offset: int, group: TensorGroup) -> None:
         super().__init__()
         self.weight = unset(offset + max_positions, width)
         self._offset = offset
+        self._group = group
 
     def forward(self, num_tokens: int) -> torch.Tensor:
-        return self.weight[self._offset : self._offset + num_tokens]
+        run = self._group.run_of(num_tokens)
+        return self.weight[self._offset + run.start : self._offset + run.stop]
 
 
 class Rotary:

@@ -71,7 +71,9 @@ class StageModule(nn.Module):
         last: bool,
         recompute: bool,
         group: TensorGroup,
+        compiled: bool = False,
     ) -> None:
+        """``compiled``: each block goes through torch.compile, when it first computes."""
         super().__init__()
         parts = parts_of(spec, group)
         self.embedding = parts.embedding() if first else None
@@ -81,14 +83,20 @@ class StageModule(nn.Module):
         self._recompute = recompute
         self._group = group
         self._order = list(self.blocks.values())
+        if compiled:
+            for block in self._order:
+                block.compile()  # in place: names stay
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, T] tokens on the first stage, [B, T, D] activations elsewhere -> [B, T, D]."""
-        x_BTD: torch.Tensor = x if self.embedding is None else self.embedding(x)
+        """[B, T] tokens on the first stage, [B, T, D] activations elsewhere -> [B, T, D].
+
+        Of split sequences the last stage returns this rank's run, which its head puts together.
+        """
+        x_BTD = self._group.divide(x) if self.embedding is None else self.embedding(x)
         recompute = self._recompute and torch.is_grad_enabled()
         for block in self._order:
             x_BTD = _recomputed(block, x_BTD) if recompute else block(x_BTD)
-        return x_BTD
+        return x_BTD if self.head is not None else self._group.unite(x_BTD)
 
     def losses(self, x_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Cross-entropy of every token, [B * T] in nats, in fp32. Last stage only."""

@@ -9,11 +9,17 @@ nobody here waits for gloo: a wait sleeps on an event that the operation's futur
 when the abort event is set. The operation it leaves behind may still write into its tensors, so
 they, and their group, rest in a graveyard until its time-out has passed. A left group is never used
 again.
+
+NCCL can abort, and has to: its operations are kernels that spin on the GPU until their peers come,
+and a process that asks the GPU for a number stands still behind them. So its groups are never
+waited for by the processor but in ``settle``, which looks at the abort event; the control thread
+ends their kernels by ``interrupt``. torch's own watchdog, which would end the process, is off.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -30,6 +36,12 @@ from sailor.parallel.layout import Layout
 log = logging.getLogger(__name__)
 
 _SLICE_S = 0.02  # how often a wait looks at the abort event
+_POLL_S = 2e-4  # how often one looks at the GPU: a step waits for it once
+# Set unless the user did, before the first NCCL group: whoever waits too long is our business.
+_NCCL_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}  # fmt: skip
 
 
 class Aborted(Exception):
@@ -44,7 +56,8 @@ class Pending(Protocol):
     """A collective under way. Its tensor must not be touched before ``wait`` returns."""
 
     def wait(self) -> None:
-        """Return when the collective is complete. Raises Aborted."""
+        """Return when the collective is complete; on a GPU, when whatever is asked of it next will
+        come after the collective. Raises Aborted."""
 
 
 class Communicator(Protocol):
@@ -69,8 +82,15 @@ class Communicator(Protocol):
         """[R, ...]: after, each member's own row is the sum of all members' such rows. The other
         rows are of no meaning."""
 
+    def settle(self) -> None:
+        """Return when the device has done all it was asked for: what collectives brought can be
+        read. Raises Aborted."""
+
     def rebind(self, abort: threading.Event) -> None:
         """Listen to another abort event: what a group reused by the next generation needs."""
+
+    def interrupt(self) -> None:
+        """The abort event is set: end what only the group itself can end. From any thread."""
 
     def close(self) -> None:
         """Never use the group again. Does not block."""
@@ -116,7 +136,13 @@ class LoopbackCommunicator:
     def reduce_scatter(self, parts: torch.Tensor) -> Pending:
         return _DONE
 
+    def settle(self) -> None:
+        return
+
     def rebind(self, abort: threading.Event) -> None:
+        return
+
+    def interrupt(self) -> None:
         return
 
     def close(self) -> None:
@@ -166,6 +192,27 @@ class _Work:
             raise PeerLost(str(error)) from error
 
 
+class _DeviceWork:
+    """One operation of an NCCL group: a kernel on a stream of its own."""
+
+    __slots__ = ("_group", "_work")
+
+    def __init__(self, work: Any, group: ProcessGroupCommunicator) -> None:
+        self._work = work
+        self._group = group
+
+    @property
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()  # the current stream waits, the processor does not
+        except RuntimeError as error:
+            self._group.close()
+            raise PeerLost(str(error)) from error
+
+
 class ProcessGroupCommunicator:
     """A gloo or NCCL process group behind the Communicator interface."""
 
@@ -178,8 +225,8 @@ class ProcessGroupCommunicator:
         self.timeout_s = timeout_s
         self._group = group
         self._lock = threading.Lock()  # a group may be closed by another thread than waits
-        self._group_is_gloo = isinstance(group, dist.ProcessGroupGloo)
-        self._under_way: deque[tuple[_Work, Any]] = deque()
+        self._on_device = not isinstance(group, dist.ProcessGroupGloo)
+        self._under_way: deque[tuple[_Work | _DeviceWork, Any]] = deque()
         self._roots: dict[int, tuple[Any, Any]] = {}  # of broadcasts and reductions
 
     def all_reduce(self, tensor: torch.Tensor) -> Pending:
@@ -201,7 +248,7 @@ class ProcessGroupCommunicator:
 
     def reduce_scatter(self, parts: torch.Tensor) -> Pending:
         """gloo's own cannot be waited for with a way out, so there everybody gets every sum."""
-        if self._group_is_gloo:
+        if not self._on_device:
             return self.all_reduce(parts)
         own = parts[self.rank]
         return self._started(
@@ -215,8 +262,28 @@ class ProcessGroupCommunicator:
             self._roots[root] = broadcast, reduce
         return self._roots[root]
 
+    def settle(self) -> None:
+        if not self._on_device:
+            return
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        deadline = time.monotonic() + self.timeout_s
+        while not event.query() and not self.abort.is_set():
+            if time.monotonic() > deadline:
+                self.close()
+                raise PeerLost(f"no answer within {self.timeout_s:.0f} s")
+            time.sleep(_POLL_S)
+        # Kernels that were ended count as done, with anything in their tensors.
+        if self.abort.is_set() or isinstance(self._group, _Closed):
+            self.close()
+            raise Aborted("the generation was aborted")
+
     def rebind(self, abort: threading.Event) -> None:
         self.abort = abort
+
+    def interrupt(self) -> None:
+        if self._on_device:
+            self.close()
 
     def close(self) -> None:
         """Bury the group with whatever it is still doing."""
@@ -224,14 +291,21 @@ class ProcessGroupCommunicator:
             group, self._group = self._group, _Closed()
             under_way = tuple(self._under_way)
             self._under_way.clear()
-        if not isinstance(group, _Closed):
+        if isinstance(group, _Closed):
+            return
+        if self._on_device:  # an abort waits for the kernels to see it
+            threading.Thread(
+                target=_abort, args=(group, under_way), name="nccl abort", daemon=True
+            ).start()
+        else:
             stuck = any(not work.done for work, _ in under_way)
             _graveyard.bury((group, under_way), seconds=self.timeout_s if stuck else 0.0)
 
     def _started(self, start: Callable[[], Any], tensors: Any) -> Pending:
         """Start an operation, and remember it and its tensors while it may touch them."""
         try:
-            pending = _Work(start(), self)
+            work = start()
+            pending = _DeviceWork(work, self) if self._on_device else _Work(work, self)
         except RuntimeError as error:
             self.close()
             raise PeerLost(str(error)) from error
@@ -240,6 +314,12 @@ class ProcessGroupCommunicator:
                 self._under_way.popleft()
             self._under_way.append((pending, tensors))
         return pending
+
+
+def _abort(group: Any, under_way: Any) -> None:
+    """End the kernels of an NCCL group. Their tensors live until then."""
+    group.abort()
+    del under_way
 
 
 class _Closed:
@@ -323,6 +403,8 @@ def build_groups(
             at = group.ranks.index(rank)
             prefixed = PrefixStore(f"g{generation}/{index}", store)
             process_group = _process_group(prefixed, at, len(group.ranks), timeout_s, link)
+            if link is None:
+                _connect(process_group, abort, timeout_s)
             built[group.key] = ProcessGroupCommunicator(
                 process_group, rank=at, size=len(group.ranks), abort=abort, timeout_s=timeout_s
             )
@@ -344,9 +426,25 @@ def _process_group(store: Store, rank: int, size: int, timeout_s: float, link: A
         options._threads = 1
         options._devices = [link]
         return dist.ProcessGroupGloo(store, rank, size, options)
+    for name, value in _NCCL_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     nccl = dist.ProcessGroupNCCL.Options()
     nccl._timeout = timedelta(seconds=timeout_s)
+    nccl.config.blocking = 0  # or nobody could leave a set-up whose other members never come
     return dist.ProcessGroupNCCL(store, rank, size, nccl)
+
+
+def _connect(group: Any, abort: threading.Event, timeout_s: float) -> None:
+    """Have an NCCL group meet now and not in its first operation. Raises Aborted."""
+    group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+    deadline = time.monotonic() + timeout_s
+    while not group._is_initialized():
+        if abort.is_set() or time.monotonic() > deadline:
+            threading.Thread(target=_abort, args=(group, ()), daemon=True).start()
+            if abort.is_set():
+                raise Aborted("the generation was aborted while its groups were built")
+            raise PeerLost(f"not all members came within {timeout_s:.0f} s")
+        time.sleep(_SLICE_S / 4)
 
 
 def check_runtime() -> None:

@@ -202,8 +202,8 @@ class Layout:
 
         All owners, each for itself; with optimizer sharding (ZeRO-1) one of them for all. What goes
         together is what of one tensor has the same owners: the largest first, each to the owner
-        that keeps least so far (Graham's longest-processing-time rule), so that no rank keeps more
-        than an even share and one such part.
+        furthest below its share. A rank's share is an even part of everything it owns; it keeps
+        less than that and one such part (Graham's bound for the longest-processing-time rule).
         """
         if not self.plan.optimizer_sharding:
             return self.owners
@@ -211,12 +211,14 @@ class Layout:
         for box, owners in self.owners.items():
             parts.setdefault((box.tensor, owners), []).append(box)
         sizes = {part: sum(box.numel for box in boxes) for part, boxes in parts.items()}
-        kept = [0] * self.world_size
+        room = [0.0] * self.world_size
+        for (_, owners), boxes in parts.items():
+            for rank in owners:
+                room[rank] += sum(box.numel for box in boxes) / len(owners)
         keeper: dict[Box, tuple[int, ...]] = {}
-        # What has one owner leaves no choice, and is what the others are balanced against.
-        for part in sorted(parts, key=lambda part: (len(part[1]) > 1, -sizes[part])):
-            rank = min(part[1], key=lambda rank: (kept[rank], rank))
-            kept[rank] += sizes[part]
+        for part in sorted(parts, key=lambda part: -sizes[part]):
+            rank = max(part[1], key=lambda rank: (room[rank], -rank))
+            room[rank] -= sizes[part]
             keeper.update(dict.fromkeys(parts[part], (rank,)))
         return {box: keeper[box] for box in self.owners}
 

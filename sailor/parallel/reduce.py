@@ -153,8 +153,11 @@ class GradientSum(Protocol):
         that this rank keeps. Collective. Raises Aborted.
         """
 
-    def magnitude(self) -> float:
-        """Bound on the size of partial sums here, in units in which 1 is too large. 0: no bound."""
+    def magnitude(self) -> torch.Tensor:
+        """Bound on the size of partial sums here, in units in which 1 is too large. 0: no bound.
+
+        A scalar, on the device: nobody waits for it.
+        """
 
     def renew(self) -> None:
         """Take fresh memory: an abandoned operation may still write into the old."""
@@ -240,8 +243,8 @@ class FastSum:
         for at, bucket in enumerate(self._buckets):
             self._queues.setdefault(bucket.owners, deque()).append(at)
 
-    def magnitude(self) -> float:
-        return 0.0
+    def magnitude(self) -> torch.Tensor:
+        return self._state.gradients.new_zeros(())
 
     def _passed(self, index: int, parameter: torch.Tensor) -> None:
         """Backward of one microbatch has come through a parameter."""
@@ -384,14 +387,16 @@ class ExactSum:
                 chunk.scratch.copy_(part[chunk.start : chunk.stop])
                 chunk.total.add_(chunk.scratch)
 
-    def magnitude(self) -> float:
+    def magnitude(self) -> torch.Tensor:
         # No partial sum of a tensor's elements exceeds the sum of its largest ones.
         bounds = [
             torch.stack(extremes).abs_().view(-1, 2).amax(dim=1).double().sum()
             for extremes in self._extremes.values()
             if extremes
         ]
-        return float(torch.stack(bounds).max()) / 2.0**EXACT_BITS if bounds else 0.0
+        if not bounds:
+            return self._state.gradients.new_zeros(())
+        return torch.stack(bounds).max() / 2.0**EXACT_BITS
 
     def reduce(self) -> None:
         under_way = [

@@ -1,11 +1,15 @@
 """Tensor parallelism inside one stage: the operations where its ranks exchange partial results.
 
 Between them every rank computes on its own share of the heads, the feed-forward columns and the
-vocabulary (Shoeybi et al. 2019). Activations of the residual stream are replicated: all ranks of a
-stage hold the same numbers. With one rank every operation here is the plain one.
+vocabulary (Shoeybi et al. 2019). The residual stream between them is replicated, all ranks of a
+stage hold the same numbers; or with ``split_sequences`` each has a run of every sequence's tokens
+(Korthikanti et al. 2022): the same bytes travel, norms and what they keep for backward are cut as
+well, and what all ranks hold of parameters gets a part of its gradient on each. With one rank every
+operation here is the plain one.
 """
 
-# B batch, T tokens, N = B * T rows, D model, V vocabulary, v this rank's share of it, R ranks
+# B batch, T tokens, t this rank's run of them, N = B * T rows, D model, V vocabulary, v this rank's
+# share of it, R ranks
 
 from __future__ import annotations
 
@@ -20,18 +24,47 @@ from sailor.parallel.comm import Communicator, LoopbackCommunicator
 class TensorGroup:
     """The ranks of one stage. ``communicator`` is a stand-in until the trainer connects one."""
 
-    def __init__(self, *, rank: int, size: int) -> None:
+    def __init__(self, *, rank: int, size: int, split_sequences: bool = False) -> None:
         self.rank = rank
         self.size = size
+        self.splits = split_sequences and size > 1
         self.communicator: Communicator = LoopbackCommunicator(rank=rank, size=size)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """Into the cut part. Same on all ranks before and after; gradients are summed ("f")."""
+        """Into the cut part. Same on all ranks before and after; gradients are summed ("f").
+
+        Of split sequences: before, each rank its run [B, t, D]; after, everybody all [B, T, D].
+        """
+        if self.splits:
+            return _apply(_Gather, x, self.communicator)
         return x if self.size == 1 else _apply(_Enter, x, self.communicator)
 
     def leave(self, partial: torch.Tensor) -> torch.Tensor:
-        """Out of the cut part. Before: partial sums; after: the sum on all ranks ("g")."""
+        """Out of the cut part. Before: partial sums; after: the sum on all ranks ("g").
+
+        Of split sequences: after, each rank the sum of its run.
+        """
+        if self.splits:
+            return _apply(_Scatter, partial, self.communicator)
         return partial if self.size == 1 else _apply(_Leave, partial, self.communicator)
+
+    def divide(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """Into a stage: before, all ranks the whole; after, each its run, if sequences are split.
+
+        Gradients come back whole, on all ranks.
+        """
+        return _apply(_Divide, x_BTD, self.communicator) if self.splits else x_BTD
+
+    def unite(self, x: torch.Tensor) -> torch.Tensor:
+        """Out of a stage: the inverse of ``divide``. Gradients come in whole, the same on all."""
+        return _apply(_Unite, x, self.communicator) if self.splits else x
+
+    def run_of(self, num_tokens: int) -> range:
+        """The tokens of a sequence that the residual stream has here."""
+        if not self.splits:
+            return range(num_tokens)
+        share = num_tokens // self.size
+        return range(self.rank * share, (self.rank + 1) * share)
 
     def embed(self, tokens_BT: torch.Tensor, weight_vD: torch.Tensor) -> torch.Tensor:
         """Rows of the token matrix, of which each rank holds a run of ``v``. [B, T, D]."""
@@ -104,6 +137,71 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grad, None
+
+
+def _gathered(x_BtD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+    """Before: each rank its run; after: every rank all runs, [B, T, D]."""
+    parts_RBtD = x_BtD.new_empty(communicator.size, *x_BtD.shape)
+    parts_RBtD[communicator.rank] = x_BtD
+    communicator.all_gather(parts_RBtD).wait()
+    return parts_RBtD.transpose(0, 1).flatten(1, 2)
+
+
+def _scattered(x_BTD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+    """Before: each rank an addend of all; after: each the sum of its run, [B, t, D]."""
+    batch, num_tokens, width = x_BTD.shape
+    runs = (batch, communicator.size, num_tokens // communicator.size, width)
+    parts_RBtD = x_BTD.reshape(runs).transpose(0, 1).contiguous()
+    communicator.reduce_scatter(parts_RBtD).wait()
+    return parts_RBtD[communicator.rank].clone()  # the others' runs can go
+
+
+def _own_run(x_BTD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+    return x_BTD.chunk(communicator.size, dim=1)[communicator.rank].contiguous()
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BtD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+        ctx.communicator = communicator
+        return _gathered(x_BtD, communicator)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BTD: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _scattered(grad_BTD, ctx.communicator), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial_BTD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+        ctx.communicator = communicator
+        return _scattered(partial_BTD, communicator)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BtD: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _gathered(grad_BtD, ctx.communicator), None
+
+
+class _Divide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BTD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+        ctx.communicator = communicator
+        return _own_run(x_BTD, communicator)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BtD: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _gathered(grad_BtD, ctx.communicator), None
+
+
+class _Unite(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BtD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+        ctx.communicator = communicator
+        return _gathered(x_BtD, communicator)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BTD: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _own_run(grad_BTD, ctx.communicator), None
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -46,6 +46,8 @@ class MemoryCoefficients:
     working: float  # what one block needs beside its kept activations while it computes
     logits: float  # fp32 logits and their gradient, one microbatch at a time
     boundary: float  # one tensor that crosses a stage boundary
+    largest_in_block: float  # parameters of the largest tensor there
+    largest_in_ends: float  # the same of the token and the output matrix
     numerics: Numerics
 
     def parameters(self, cut: Cut) -> float:
@@ -61,6 +63,11 @@ class MemoryCoefficients:
             + self.first_activations * cut.first
             + self.last_activations * cut.last
         )
+
+    def largest(self, cut: Cut) -> float:
+        """Parameters of a rank's largest tensor, which optimizer sharding keeps in one piece."""
+        ends = cut.first or cut.last
+        return max(self.largest_in_block, self.largest_in_ends if ends else 0.0)
 
     @property
     def fixed_bytes_per_parameter(self) -> float:
@@ -107,6 +114,8 @@ def memory_coefficients(
         + tokens * width * (2.0 * spec.hidden_size + 2.0 * _widest(spec) / degree),
         logits=tokens * spec.vocab_size / degree * (4 + 4 + width),
         boundary=boundary,
+        largest_in_block=max(_share(t, degree) for t in spec.tensors if t.block == 0),
+        largest_in_ends=_share(token_matrix, degree),
         numerics=numerics,
     )
 
@@ -130,7 +139,10 @@ def _parts(
     optimizer_sharding: bool, gpu: GpuType,
 ) -> _Parts:  # fmt: skip
     parameters = coefficients.parameters(cut)
-    sharding = num_owners if optimizer_sharding else 1
+    kept = parameters
+    if optimizer_sharding:  # evenly but for one tensor: sailor.parallel.layout, ``keepers``
+        largest = coefficients.largest(cut)
+        kept = largest + (parameters - largest) / num_owners
     activations = num_in_flight * coefficients.activations(cut)
     logits = coefficients.logits if cut.last else 0.0
     buffers = 2.0 * ((not cut.first) + (not cut.last)) * coefficients.boundary
@@ -142,7 +154,7 @@ def _parts(
         fragmentation = FRAGMENTATION_SHARE * moving
         context = CONTEXT_BYTES
     return _Parts(
-        parameters, OPTIMIZER_BYTES_PER_PARAMETER * parameters / sharding, activations,
+        parameters, OPTIMIZER_BYTES_PER_PARAMETER * kept, activations,
         coefficients.working, logits, buffers, fragmentation, context,
     )  # fmt: skip
 

@@ -272,9 +272,8 @@ class Shapes:
 
         ``num_microbatches`` is the most one replica takes. Sharding is tried last.
         """
-        for sharding in self.space.optimizer_sharding:
-            if sharding and num_replicas == 1:
-                continue
+        # One replica has nobody to share its state with, whatever is asked for.
+        for sharding in self.space.optimizer_sharding if num_replicas > 1 else (False,):
             owners = num_replicas if sharding else min(num_replicas, 2)
             fitted = self._fitted_once(index, sharding, owners, num_microbatches)
             if fitted is not None:

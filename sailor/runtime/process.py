@@ -38,3 +38,16 @@ def describe_exit(status: int) -> str:
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     return f"exit status {status}"
+
+
+def see_one_gpu(slot: int) -> None:
+    """Let CUDA know the GPU of a slot and no other: every thread then computes on that one.
+
+    Slots count what was visible so far. Before CUDA is initialised; without GPUs it does nothing.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    listed = [entry for entry in visible.split(",") if entry]
+    if slot < len(listed):
+        os.environ["CUDA_VISIBLE_DEVICES"] = listed[slot]
+    elif not listed:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(slot)

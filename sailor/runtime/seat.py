@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,6 +27,7 @@ from sailor.parallel.comm import Communicator
 from sailor.parallel.layout import Layout
 from sailor.parallel.state import BoxTensors
 from sailor.runtime.messages import RunSettings, StepRecord
+from sailor.runtime.side_copy import SideCopy
 from sailor.runtime.worker_link import LocalSource
 from sailor.training.trainer import Trainer
 
@@ -56,6 +58,7 @@ class Seat:
     trainer: Trainer
     groups: Mapping[str, Communicator]
     segments: Mapping[str, Segment]
+    side_copy: SideCopy
     abort: threading.Event  # leave whatever is under way
     lender: Seat | None = None  # whose groups some of these are, until this seat sits down
     stop: threading.Event = field(default_factory=threading.Event)  # vote for a stop
@@ -63,6 +66,7 @@ class Seat:
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
     step: int = -1
     snapshot_step: int = -1  # newest step copied into a segment
+    copying: Snapshot | None = None  # the newest copy, while the agent does not know of it
     skipped: int = 0  # snapshots not taken because some rank had no room
 
     @property
@@ -77,6 +81,12 @@ class Seat:
             group.rebind(self.abort)
         self.trainer.connect(self.groups)
         self.lender = None
+
+    def interrupt(self) -> None:
+        """Let whoever waits for one of the groups leave at once. From any thread."""
+        self.abort.set()
+        for group in self.groups.values():
+            group.interrupt()
 
     def leave(self, *, keep: Mapping[str, Communicator] | None = None) -> None:
         """Give up the groups for good, but those lent or in ``keep``; does not block."""
@@ -97,16 +107,19 @@ def touch(trainer: Trainer) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A copy that was just made."""
+    """A copy under way, or made: ``event`` is what a copy from a GPU ends with, else None."""
 
     segment: str
+    step: int
     stall_s: float
+    event: Any
 
 
 def write_snapshot(seat: Seat, *, wait_s: float) -> Snapshot | None:
     """Copy the seat's boxes, as they are after its step, into a granted segment.
 
-    Waits at most ``wait_s`` for a grant. None when there was none.
+    Waits at most ``wait_s`` for a grant. None when there was none. ``complete_snapshot`` is due
+    when the next step is over, at the latest.
     """
     began = time.monotonic()
     try:
@@ -115,12 +128,23 @@ def write_snapshot(seat: Seat, *, wait_s: float) -> Snapshot | None:
         return None
     segment = seat.segments[path]
     segment.begin(generation=seat.generation, step=seat.step)
-    for box, tensors in seat.trainer.state.items():
-        for array, tensor in zip(segment.arrays(box.name), _kinds(tensors), strict=True):
-            torch.from_numpy(array).copy_(tensor)
-    segment.finish()
+    pairs = [
+        (torch.from_numpy(array), tensor)
+        for box, tensors in seat.trainer.state.items()
+        for array, tensor in zip(segment.arrays(box.name), _kinds(tensors), strict=True)
+    ]
+    event = seat.side_copy.start(pairs)
+    seat.trainer.hold_update(event)
     seat.snapshot_step = seat.step
-    return Snapshot(segment=path, stall_s=time.monotonic() - began)
+    stall_s = time.monotonic() - began
+    return Snapshot(segment=path, step=seat.step, stall_s=stall_s, event=event)
+
+
+def complete_snapshot(seat: Seat, snapshot: Snapshot) -> None:
+    """The copy is whole: let the agent have it."""
+    if snapshot.event is not None:
+        snapshot.event.synchronize()
+    seat.segments[snapshot.segment].finish()
 
 
 def take_boxes(new: Seat, sources: Iterable[LocalSource], *, step: int, old: Seat | None) -> int:

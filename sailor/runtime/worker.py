@@ -38,8 +38,16 @@ from sailor.runtime.messages import (
     StoreValues,
 )
 from sailor.runtime.poison import stricken, strike
-from sailor.runtime.process import die_with_parent, name_process
-from sailor.runtime.seat import Seat, SpoiledSource, take_boxes, touch, write_snapshot
+from sailor.runtime.process import die_with_parent, name_process, see_one_gpu
+from sailor.runtime.seat import (
+    Seat,
+    SpoiledSource,
+    complete_snapshot,
+    take_boxes,
+    touch,
+    write_snapshot,
+)
+from sailor.runtime.side_copy import SideCopy
 from sailor.runtime.store_client import RemoteStore, StoreRequests
 from sailor.runtime.watchdog import TICK_S, Doing, ProgressPage, Ticker
 from sailor.runtime.worker_link import (
@@ -73,6 +81,7 @@ def run_worker(me: WorkerId, end: socket.socket, *, progress: str, parent: int) 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
+    see_one_gpu(me.slot)
     torch.set_num_threads(1)
     threading.excepthook = _end_process
     configure_log(stamp := Stamp(who=str(me)))
@@ -105,6 +114,7 @@ class Worker:
         self._prepared: Seat | None = None
         self._building: dict[int, threading.Event] = {}
         self._training = False  # the seat's groups are in use and none was left
+        self._warm = False  # this process has computed a step
 
     # Main thread
 
@@ -210,6 +220,7 @@ class Worker:
         if poison is Poison.state:
             strike(seat.trainer.state)
         self._move(Doing.training, step=seat.step)
+        self._complete(seat)
         record = _record(seat, outcome)
         seat.records.append(record)
         last = seat.step == train.total_steps
@@ -246,6 +257,7 @@ class Worker:
 
     def _snapshot(self, seat: Seat, *, must: bool) -> None:
         """Copy the state after the present step. One that must be waits for a segment, a little."""
+        self._complete(seat)
         if must and seat.grants.empty():
             self._channel.send(WantSegment(generation=seat.generation))
         made = write_snapshot(seat, wait_s=GRANT_WAIT_S if must else 0.0)
@@ -253,10 +265,20 @@ class Worker:
             if must:
                 log.warning("no segment was free for the snapshot of step %d", seat.step)
             return
+        seat.copying = made
+        if must or made.event is None:
+            self._complete(seat)
+
+    def _complete(self, seat: Seat) -> None:
+        """Tell of the newest copy, when it is whole, if that has not been done."""
+        made, seat.copying = seat.copying, None
+        if made is None:
+            return
+        complete_snapshot(seat, made)
         self._channel.send(
             Written(
                 generation=seat.generation,
-                step=seat.step,
+                step=made.step,
                 segment=made.segment,
                 stall_s=made.stall_s,
                 skipped=seat.skipped,
@@ -271,6 +293,7 @@ class Worker:
             return
         if not order.boundary:
             seat.leave()
+        self._complete(seat)
         if seat.snapshot_step != seat.step:
             self._snapshot(seat, must=True)
         finished = seat.step >= seat.settings.train.total_steps
@@ -346,15 +369,19 @@ class Worker:
         """What cannot wait for the main thread: the stop vote, or the abort."""
         with self._lock:
             seat = self._seat
-        if seat is not None and seat.generation == halt.generation:
-            (seat.stop if halt.boundary else seat.abort).set()
+        if seat is None or seat.generation != halt.generation:
+            return
+        if halt.boundary:
+            seat.stop.set()
+        else:
+            seat.interrupt()
 
     def _overtaken(self) -> None:
         """Told to switch while training: the controller we trained for is history."""
         with self._lock:
             if self._training and self._seat is not None:
                 log.warning("generation %d ends without a halt", self._seat.generation)
-                self._seat.abort.set()
+                self._seat.interrupt()
 
     def _drop(self, generation: int) -> None:
         """Forget a generation that is being built or was."""
@@ -409,7 +436,12 @@ class Worker:
         for segment in segments.values():
             segment.touch()
         trainer = Trainer(layout=layout, rank=rank, settings=settings.train)
+        side_copy = SideCopy(trainer.device)
+        side_copy.lock(segments.values())
         touch(trainer)
+        if not self._warm:  # the first step of a process takes several times as long
+            trainer.warm_up()
+            self._warm = True
         with self._lock:
             # Whoever trains still has clean groups. In a group whose key stays the same, all do.
             present = self._seat if self._training else None
@@ -433,6 +465,7 @@ class Worker:
             trainer=trainer,
             groups=groups,
             segments=segments,
+            side_copy=side_copy,
             abort=abort,
             lender=present,
         )

@@ -40,4 +40,6 @@ class TrainSettings:
     persist_every: int  # steps between durable checkpoints; 0 = only at the end
     guard: str = "stop"  # on a step that is not fit to be applied: "stop" | "skip" | "rollback"
     spike_factor: float = 0.0  # a loss so many times the usual is not fit; 0: however large
+    sequence_parallel: bool = False  # tensor groups split sequences between their cut parts
+    compile_blocks: bool = False  # torch.compile
     init_from: str = ""  # folder the weights of step 0 come from; "" = from the seed

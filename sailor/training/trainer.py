@@ -13,8 +13,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -115,13 +116,24 @@ class Trainer:
         at = layout.coordinates[rank]
         self._replica = plan.replicas[at.replica]
         stage = layout.stage_of(rank)
-        self._tensor = TensorGroup(rank=at.tensor_rank, size=stage.tensor_parallel)
+        if settings.sequence_parallel and plan.sequence_length % stage.tensor_parallel:
+            raise ValueError(
+                f"sequences of {plan.sequence_length} tokens do not go into "
+                f"{stage.tensor_parallel} equal runs"
+            )
+        self._tensor = TensorGroup(
+            rank=at.tensor_rank, size=stage.tensor_parallel,
+            split_sequences=settings.sequence_parallel,
+        )  # fmt: skip
         module = StageModule(
             layout.spec, blocks=stage.layers, first=layout.is_first(rank),
             last=layout.is_last(rank), recompute=stage.recompute, group=self._tensor,
+            compiled=settings.compile_blocks,
         )  # fmt: skip
         dtype = COMPUTE_DTYPES[settings.compute_dtype]
-        self._state = StageState(layout, rank, device=self.device, dtype=dtype)
+        self._state = StageState(
+            layout, rank, device=self.device, dtype=dtype, split_sequences=self._tensor.splits
+        )
         self.state: dict[Box, BoxTensors] = self._state.boxes
         parameters = self._state.bind(module.leaves())
         self._sum: GradientSum = (ExactSum if settings.deterministic else FastSum)(
@@ -143,11 +155,14 @@ class Trainer:
             num_sequences=self._held_out.num_sequences,
         )  # fmt: skip
         self._counted = self._boxes_counted_here()
-        self._counted_at = torch.tensor([index for index, _, _ in self._counted], dtype=torch.long)
+        self._counted_at = torch.tensor(
+            [index for index, _, _ in self._counted], dtype=torch.long, device=self.device
+        )
         self._counted_gradients: list[torch.Tensor] = []
         self._world: Communicator = LoopbackCommunicator()
         self._owners: dict[tuple[int, ...], Communicator] = {}
         self._connected = False
+        self._read_until: Any = None
         self._clean = True  # no operation was left while it might write into our memory
         self._exact = settings.deterministic  # as far as is known
         self._guard = Guard(spike_factor=settings.spike_factor)
@@ -176,14 +191,18 @@ class Trainer:
         self._guard.recall(losses)
 
     def warm_up(self) -> None:
-        """Run one step alone, before there is state: loads kernels, touches all memory.
+        """Run a step of one microbatch alone, before there is state: loads kernels, touches memory.
 
         A process's first step takes several times as long as its second. Leaves state zero, and
         the trainer on stand-ins: connect it afterwards.
         """
         self.connect(loopback_groups(self.layout, self.rank))
+        whole, self._replica = self._replica, replace(self._replica, num_microbatches=1)
         self.step(1, stop=False)
+        self._replica = whole
+        self._guard = Guard(spike_factor=self.settings.spike_factor)
         self._state.clear()
+        self._connected = False
 
     def connect(self, groups: Mapping[str, Communicator]) -> None:
         """Speak over these groups from now on: all of the layout's that have this rank."""
@@ -212,6 +231,10 @@ class Trainer:
             slot.box_of(slot.of(gradients), box) for _, slot, box in self._counted
         ]
         self._connected = True
+
+    def hold_update(self, event: Any) -> None:
+        """State is read until this CUDA event: the next update waits for it. None: it is not."""
+        self._read_until = event
 
     # Work
 
@@ -244,6 +267,9 @@ class Trainer:
         fault = self._guard.fault(loss=loss, grad_norm=grad_norm)
         if not fault:
             with self._phase("optimizer"):
+                if self._read_until is not None:
+                    torch.cuda.current_stream().wait_event(self._read_until)
+                    self._read_until = None
                 limit = settings.optimizer.clip_norm
                 clip = limit / grad_norm if 0.0 < limit < grad_norm else 1.0
                 self._optimizer.apply(step=step, learning_rate=rate, clip=clip)
@@ -275,6 +301,7 @@ class Trainer:
             for index, losses_BT in zip(share, losses, strict=False):  # none but on the last stage
                 sums[index] = losses_BT.sum(dim=1, dtype=torch.float64)
         self._world.all_reduce(sums).wait()
+        self._world.settle()
         self._clean = True
         counted = sums.flatten()[: self._evaluation.num_samples].tolist()
         return math.fsum(counted) / (self._evaluation.num_samples * plan.sequence_length)
@@ -330,21 +357,23 @@ class Trainer:
         """
         plan, at = self.layout.plan, self.layout.coordinates[self.rank]
         num_boxes, num_microbatches = len(self.layout.owners), plan.num_microbatches
-        numbers = torch.zeros(num_boxes + num_microbatches + 3, dtype=torch.float64)
+        numbers = torch.zeros(
+            num_boxes + num_microbatches + 3, dtype=torch.float64, device=self.device
+        )
         if self._counted_gradients:
             # Sums in fp64 go element by element on a CPU, up to ten times as long: where bits do
             # not count, each box is summed up in fp32.
             wide = torch.float64 if self.settings.deterministic else None
             norms = torch._foreach_norm(self._counted_gradients, 2, dtype=wide)
-            numbers[self._counted_at] = torch.stack(norms).double().square().cpu()
+            numbers[self._counted_at] = torch.stack(norms).double().square()
         if losses and at.tensor_rank == 0:
             first = num_boxes + self.layout.microbatch_offset(at.replica)
-            numbers[first : first + len(losses)] = torch.stack(losses).double().cpu()
+            numbers[first : first + len(losses)] = torch.stack(losses).double()
         numbers[-3] = self._sum.magnitude()
         numbers[-2] = float(not room)
         numbers[-1] = float(stop)
-        numbers = numbers.to(self.device)
         self._world.all_reduce(numbers).wait()
+        self._world.settle()
         summed = numbers.tolist()
         if summed[-3] >= 1.0 and self._exact:
             self._exact = False

@@ -36,12 +36,13 @@ def joined(log: tuple[Event, ...]) -> list[str]:
 
 
 def hold_to_invariants(
-    ended: Ended, reference: Ended, *, steps: int, snapshot_every: int = 1
+    ended: Ended, reference: Ended, *, steps: int, snapshot_every: int = 1, replicas: bool = True
 ) -> None:
     """I1 to I7, and the same training to the last bit of weights and moments."""
     log = ended.events
     check.check_one_owner(log)
-    check.check_replicas(log, at_least=steps // snapshot_every // 4)
+    if replicas:
+        check.check_replicas(log, at_least=steps // snapshot_every // 4)
     check.check_samples(log, batch=BATCH)
     check.check_same_training(log, reference.events)
     check.check_waits(log, longest_s=LONGEST_WAIT_S)
@@ -185,3 +186,36 @@ def test_another_tensor_parallel_degree_gives_the_same_losses_to_rounding(
     assert losses.keys() == expected.keys()
     for step, loss in losses.items():
         assert abs(loss - expected[step]) < 1e-5, f"step {step}"
+
+
+def test_optimizer_state_that_one_owner_keeps_for_all_comes_through_a_loss(
+    place: Place, undisturbed: Undisturbed
+):
+    """With ZeRO-1 no other machine has the dead one's state, only its peer's copies."""
+    ended = place.train(
+        "cloud.nodes=4", "planner.optimizer_sharding=true", f"train.steps={STEPS}",
+        script=[{"kind": "kill_node", "at": 12}],
+    )  # fmt: skip
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS, replicas=False)
+    log = ended.events
+    assert layouts(log) == ["pp2 x dp2 x tp1", "pp3 x dp1 x tp1"]
+    by_step: dict[str, list[int]] = {}
+    for event in of_kind(log, "snapshot"):
+        if event.generation == 1 and event["peer"] == "":
+            step = event["snapshot"].rpartition("@")[2]
+            by_step.setdefault(step, []).append(event["bytes"])
+    whole = [sum(parts) for parts in by_step.values() if len(parts) == 4]
+    assert whole, "no snapshot of four workers was told of"
+    # Weight and two moments of everything, once: replicas that each keep theirs have it twice.
+    assert set(whole) == {12 * ended.summary["parameters"]}
+
+
+def test_a_run_in_bf16_comes_through_a_loss_to_the_bit(place: Place):
+    steps = 24
+    wanted = ("train.dtype=bfloat16", f"train.steps={steps}")
+    reference = place.train("cloud.nodes=2", "planner.pipeline_parallel=2", *wanted)
+    ended = place.train("cloud.nodes=4", *wanted, script=[{"kind": "kill_node", "at": 10}])
+    assert (reference.code, ended.code) == (0, 0), ended.told()
+    hold_to_invariants(ended, reference, steps=steps)
+    assert layouts(ended.events) == ["pp2 x dp2 x tp1", "pp3 x dp1 x tp1"]

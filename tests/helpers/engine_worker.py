@@ -132,6 +132,8 @@ class _Worker:
         from sailor.training.trainer import Trainer
 
         torch.set_num_threads(1)
+        if job.settings.device == "cuda":
+            torch.cuda.set_device(job.rank % torch.cuda.device_count())
         layout = Layout(plan=job.plan, spec=job.spec, pieces=job.pieces, workers=job.workers)
         trainer = Trainer(layout=layout, rank=job.rank, settings=job.settings)
         if job.warm_up:
@@ -151,7 +153,7 @@ class _Worker:
             groups = build_groups(
                 layout, job.rank, generation=job.generation,
                 store=dist.FileStore(job.store, -1), abort=self.abort,
-                timeout_s=job.timeout_s, host="127.0.0.1",
+                timeout_s=job.timeout_s, host="127.0.0.1", device=job.settings.device,
             )  # fmt: skip
         try:
             trainer.connect(groups)

@@ -77,6 +77,28 @@ def test_a_sum_and_a_broadcast_reach_every_member(pair):
     assert tensors[0].tolist() == [5.0, 5.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_sums_onto_one_gatherings_and_sums_of_rows(pair, dtype):
+    groups, _ = pair
+    ones, tens = torch.tensor([1.0, 2.0], dtype=dtype), torch.tensor([10.0, 20.0], dtype=dtype)
+    onto = [ones.clone(), tens.clone()]
+    for pending in [world(g).reduce(t, root=1) for g, t in zip(groups, onto, strict=True)]:
+        pending.wait()
+    assert onto[1].tolist() == [11.0, 22.0]
+
+    rows = [torch.zeros(2, 2, dtype=dtype) for _ in groups]
+    rows[0][0], rows[1][1] = ones, tens
+    for pending in [world(g).all_gather(t) for g, t in zip(groups, rows, strict=True)]:
+        pending.wait()
+    assert [t.tolist() for t in rows] == [[[1.0, 2.0], [10.0, 20.0]]] * 2
+
+    rows = [torch.stack((ones, tens)), torch.stack((tens, ones))]
+    for pending in [world(g).reduce_scatter(t) for g, t in zip(groups, rows, strict=True)]:
+        pending.wait()
+    assert rows[0][0].tolist() == [11.0, 22.0]
+    assert rows[1][1].tolist() == [11.0, 22.0]
+
+
 def test_an_abort_ends_a_wait_at_once_and_the_group_is_never_used_again(pair):
     groups, aborts = pair
     pending = world(groups[0]).all_reduce(torch.zeros(1))  # rank 1 does not take part

@@ -1,8 +1,8 @@
 """Whatever the planner can emit trains the same model: random plans against one process.
 
 Every plan is drawn: how many replicas, where each is cut, the tensor-parallel degree of every
-stage, microbatches and their sizes, recomputation, optimizer sharding. What one process computes is
-the reference.
+stage, microbatches and their sizes, recomputation, optimizer sharding, split sequences. What one
+process computes is the reference.
 
 Tolerances. Another degree, or another size of microbatch, sums the same fp32 numbers in another
 order: about 1e-7 of a loss of 5.5 a step. AdamW divides a gradient by its own size: where it is
@@ -40,6 +40,7 @@ class Case:
     family: str
     plan: Plan
     deterministic: bool
+    sequence_parallel: bool
 
 
 def drawn(seed: int) -> Case:
@@ -51,7 +52,10 @@ def drawn(seed: int) -> Case:
         plan = a_random_plan(spec, chance, max_gpus=MAX_GPUS, num_samples=12)
         if not plan.problems(spec):
             plan = replace(plan, optimizer_sharding=chance.random() < 0.5)
-            return Case(family=family, plan=plan, deterministic=chance.random() < 0.5)
+            return Case(
+                family=family, plan=plan, deterministic=chance.random() < 0.5,
+                sequence_parallel=chance.random() < 0.5,
+            )  # fmt: skip
 
 
 def run(family: str, plan: Plan, tokens, **changes) -> Ran:
@@ -70,7 +74,10 @@ def reference(tokens):
 
 def check(seed: int, tokens, reference) -> None:
     case = drawn(seed)
-    ran = run(case.family, case.plan, tokens, deterministic=case.deterministic)
+    ran = run(
+        case.family, case.plan, tokens, deterministic=case.deterministic,
+        sequence_parallel=case.sequence_parallel,
+    )  # fmt: skip
     expected = reference[case.family]
     pairs = [*zip(ran.losses, expected.losses, strict=True)]
     assert max(abs(a - b) for a, b in pairs) < LOSS_TOLERANCE

@@ -11,8 +11,11 @@ import torch
 
 from sailor.parallel.layout import Layout
 from sailor.parallel.state import StageState
+from sailor.planner.memory import Cut, memory_coefficients, stage_memory
+from sailor.profile.profile import Numerics
 from tests.helpers.engine import a_gpt, a_llama, a_random_plan, a_replica, a_run, some_settings
 from tests.helpers.engine_threads import train
+from tests.helpers.planning import a_gpu
 
 CPU = torch.device("cpu")
 ALONE = a_run(a_replica(microbatches=6), pieces=4)
@@ -53,18 +56,36 @@ def test_every_box_has_one_keeper_who_owns_it(layout):
 
 @each_layout
 def test_a_rank_keeps_no_more_than_an_even_share_and_one_part(layout):
-    """The bound of the rule, where every box has the same number of owners to go to."""
-    layout = sharded(a_run(*[layout.plan.replicas[0]] * 3, spec=layout.spec, pieces=4))
-    at = {rank: (c.stage, c.tensor_rank) for rank, c in enumerate(layout.coordinates)}
-    for place in set(at.values()):
-        peers = [rank for rank in at if at[rank] == place]
-        kept = [sum(box.numel for box in layout.kept[rank]) for rank in peers]
-        held = sum(box.numel for box in layout.boxes[peers[0]])
-        largest = max(
-            sum(b.numel for b in layout.boxes[peers[0]] if b.tensor == tensor.name)
-            for tensor in layout.spec.tensors
-        )
-        assert max(kept) <= held / 3 + largest
+    layout = sharded(layout)
+    for rank, boxes in enumerate(layout.boxes):
+        share = sum(box.numel / len(layout.owners[box]) for box in boxes)
+        parts: dict[tuple[str, tuple[int, ...]], int] = {}
+        for box in boxes:
+            part = box.tensor, layout.owners[box]
+            parts[part] = parts.get(part, 0) + box.numel
+        assert sum(box.numel for box in layout.kept[rank]) <= share + max(parts.values())
+
+
+def test_the_planner_counts_what_a_rank_of_equal_replicas_keeps_at_most():
+    for num_replicas in (2, 3, 4, 6):
+        for replica in (a_replica(2, microbatches=1), a_replica(1, microbatches=1, tp=2)):
+            layout = sharded(a_run(*[replica] * num_replicas, pieces=4))
+            for rank in range(layout.world_size):
+                stage = layout.stage_of(rank)
+                each = memory_coefficients(
+                    layout.spec, tensor_parallel=stage.tensor_parallel, microbatch_size=2,
+                    sequence_length=16, recompute=False, numerics=Numerics(compute_bytes=4),
+                )  # fmt: skip
+                cut = Cut(
+                    num_blocks=len(stage.layers), first=layout.is_first(rank),
+                    last=layout.is_last(rank),
+                )  # fmt: skip
+                terms = stage_memory(
+                    each, cut, num_in_flight=1, num_owners=num_replicas, optimizer_sharding=True,
+                    gpu=a_gpu(),
+                )  # fmt: skip
+                counted = next(term.value for term in terms if term.name == "optimizer")
+                assert 8 * sum(box.numel for box in layout.kept[rank]) <= counted
 
 
 def test_without_sharding_every_owner_keeps():

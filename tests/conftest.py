@@ -1,0 +1,21 @@
+"""What needs a GPU is skipped, and seen to be, where there is none."""
+
+import pytest
+
+
+def pytest_collection_modifyitems(items):
+    needs = {
+        item: max(
+            1 if item.get_closest_marker("gpu") else 0,
+            2 if item.get_closest_marker("multi_gpu") else 0,
+        )
+        for item in items
+    }
+    if not any(needs.values()):
+        return  # torch takes more than a second to load
+    import torch
+
+    found = torch.cuda.device_count()
+    for item, wanted in needs.items():
+        if found < wanted:
+            item.add_marker(pytest.mark.skip(reason=f"needs {wanted} CUDA device(s), has {found}"))
