@@ -52,14 +52,21 @@ class Machinery:
 
 
 def first_requests(config: Config, chosen: Candidate) -> tuple[NodeRequest, ...]:
-    """The machines a run starts with: those of its plan, or this computer's, spread over zones."""
+    """The machines a run starts with: those of its plan, or this computer's, spread over zones;
+    and those that stand by, which are like the plan's most common ones."""
+    number = config.cloud.nodes + config.cloud.standbys
     if config.cloud.name == "trace":
-        return _spread(config, _trace_zones(trace_of(config), nodes=config.cloud.nodes))
+        return _spread(number, _trace_zones(trace_of(config), nodes=number))
     if config.cloud.name in HERE:
-        return _spread(config, cycle(LOCAL_ZONES))
+        return _spread(number, cycle(LOCAL_ZONES))
     offers = [
         rental.offer for rental in chosen.rentals for _ in range(rental.num_machines)
     ]  # fmt: skip
+    # Those that can stand in for most of the others.
+    most = sorted(chosen.rentals, key=lambda rental: -rental.num_machines)
+    offers += [
+        rental.offer for rental, _ in zip(cycle(most), range(config.cloud.standbys), strict=False)
+    ]
     return tuple(
         NodeRequest(
             node=f"node-{number}",
@@ -218,10 +225,10 @@ def remote_model(folder: Path) -> str:
     return f"/tmp/sailor-model/{folder.name}"
 
 
-def _spread(config: Config, zones: Iterable[str]) -> tuple[NodeRequest, ...]:
+def _spread(nodes: int, zones: Iterable[str]) -> tuple[NodeRequest, ...]:
     return tuple(
         NodeRequest(node=f"node-{number}", zone=zone, machine_type=LOCAL_MACHINE, spot=True)
-        for number, zone in zip(range(1, config.cloud.nodes + 1), zones, strict=False)
+        for number, zone in zip(range(1, nodes + 1), zones, strict=False)
     )
 
 

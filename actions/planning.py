@@ -188,5 +188,7 @@ def _space(config: Config, spec: ModelSpec, catalogue: Catalogue) -> Space:
         ),
         num_stages=wish.pipeline_parallel,
         num_replicas=wish.data_parallel,
-        max_machines=config.cloud.nodes if here else config.cloud.max_nodes,
+        max_machines=(
+            config.cloud.nodes if here else max(1, config.cloud.max_nodes - config.cloud.standbys)
+        ),
     )

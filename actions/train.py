@@ -300,7 +300,8 @@ class _Training:
         """Asks for one more machine each time it is called, up to cloud.max_nodes."""
         config = self.config
         zones = list(dict.fromkeys(zone for zone, _, _ in recruiter.crew.offers))
-        spare = iter(range(config.cloud.nodes, config.cloud.max_nodes))
+        apart = config.cloud.standbys
+        spare = iter(range(config.cloud.nodes + apart, config.cloud.max_nodes + apart))
         tasks = []
 
         def join() -> None:

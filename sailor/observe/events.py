@@ -71,6 +71,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "unparked": (),
     "stop_asked": ("end", "why"),
     "node_released": ("node", "proof"),
+    "standby": ("node", "state", "why"),  # appointed, warm, cold, promoted
+    "move_asked": ("node", "why"),
+    "move_refused": ("node", "why"),
     "recruiting": ("decision", "node", "why"),
     "fault_injected": ("fault", "target", "at"),
     "run_ended": ("end", "why", "exit_code"),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sailor.parallel.layout import Layout, Member
+from sailor.parallel.layout import Layout
+from sailor.runtime import reserve
 from sailor.runtime.state import (
     ChooseSources,
     Command,
@@ -50,12 +51,6 @@ def uses(run: Run, node: str) -> bool:
     return any(node in layout.nodes for layout in layouts(run))
 
 
-def candidates(run: Run) -> tuple[Member, ...]:
-    """Who a new plan may count on: connected, with workers, and not about to leave."""
-    nodes = [run.nodes[name] for name in sorted(run.nodes)]
-    return tuple([n.member for n in nodes if n.leaves_at is None and n.member.workers])
-
-
 def want_plan(run: Run, at: float, *, cause: str) -> Outcome:
     """Membership changed without harm: plan again when the present state allows it."""
     match run.phase:
@@ -67,7 +62,7 @@ def want_plan(run: Run, at: float, *, cause: str) -> Outcome:
                 run, commands = drop(run, why="membership changed")
                 run, more = begin_planned(run, at, cause=cause)
                 return run, commands + more
-            if t.stage is Stage.halt and not t.planned:
+            if t.stage is Stage.halt and not t.planned and reserve.kept_layout(run) is None:
                 return run, []  # the plan that is asked for next will count it in
             return replace(run, reconsider=run.reconsider or cause), []
         case Phase.parked:
@@ -76,8 +71,13 @@ def want_plan(run: Run, at: float, *, cause: str) -> Outcome:
 
 
 def begin_planned(run: Run, at: float, *, cause: str) -> Outcome:
-    """Ask for a plan while the active generation trains on."""
-    members = candidates(run)
+    """Change the layout while the active generation trains on.
+
+    When somebody must go and another machine can take over, the layout is known; else a plan is
+    asked for.
+    """
+    must = reserve.somebody_must_go(run)
+    kept = reserve.kept_layout(run) if must else None
     leaving = [n.leaves_at for n in run.nodes.values() if n.leaves_at is not None]
     generation = run.generation + 1
     transition = Transition(
@@ -93,10 +93,15 @@ def begin_planned(run: Run, at: float, *, cause: str) -> Outcome:
     run = replace(
         run, phase=Phase.transition, generation=generation, transition=transition, reconsider=""
     )
-    return run, [
-        record("transition_started", generation=generation, cause=cause, planned=True),
-        Replan(generation=generation, members=members, previous=run.active),
-    ]
+    started = record("transition_started", generation=generation, cause=cause, planned=True)
+    if kept is not None:
+        run, commands = _prepare(run, transition, kept, at)
+        return run, [started, *reserve.promoted(run, kept), *commands]
+    # A wish to move that nobody can grant is no reason to plan without the machine.
+    wishes = {name: replace(node, moving="") for name, node in run.nodes.items() if node.moving}
+    run = replace(run, nodes={**run.nodes, **wishes})
+    members = reserve.everybody(run) if must and not wishes else reserve.crew(run)
+    return run, [started, Replan(generation=generation, members=members, previous=run.active)]
 
 
 def begin_unplanned(run: Run, at: float, *, cause: str, silent_s: float = 0.0) -> Outcome:
@@ -174,10 +179,13 @@ def planned(run: Run, event: Planned) -> Outcome:
         return run, commands
     if t.planned and run.active is not None and _same(run.active, event.layout):
         return drop(run, why="the present layout is already the best")
-    layout = event.layout
-    run = _timed(run, event.at)
+    return _prepare(run, t, event.layout, event.at)
+
+
+def _prepare(run: Run, t: Transition, layout: Layout, at: float) -> Outcome:
+    run = _timed(run, at)
     t = replace(t, layout=layout)
-    run = _enter(run, t, Stage.prepare, event.at, waiting=frozenset(layout.nodes))
+    run = _enter(run, t, Stage.prepare, at, waiting=frozenset(layout.nodes))
     return run, [SendPrepare(generation=t.generation, layout=layout)]
 
 
@@ -219,8 +227,12 @@ def stage_done(run: Run, at: float) -> Outcome:
         case Stage.halt if not t.planned:
             if _workers_missing(run) and at < t.deadline:
                 return run, []  # a node is starting one again; that is faster than doing without
-            members = candidates(run)
-            run = _timed(run, at)
+            if (kept := reserve.kept_layout(run)) is not None:
+                run, commands = _prepare(run, t, kept, at)
+                return run, [*reserve.promoted(run, kept), *commands]
+            first = run.active is None and not run.step
+            members = reserve.crew(run) if first else reserve.everybody(run)
+            run = replace(_timed(run, at), reconsider="")
             run = _enter(run, t, Stage.plan, at)
             return run, [Replan(generation=t.generation, members=members, previous=run.active)]
         case Stage.prepare if t.planned and run.active is not None:
@@ -283,10 +295,12 @@ def _go(run: Run, t: Transition, layout: Layout, at: float) -> Outcome:
         finished=frozenset(),
         below=None,
     )
+    run = reserve.settled(run)
     for name, node in run.nodes.items():
         if node.leaves_at is not None and name not in layout.nodes:
             commands.append(Release(node=name, reason="left after its notice"))
-    return run, commands
+    run, more = reserve.warm(run)
+    return run, [*commands, *more]
 
 
 def _enter(

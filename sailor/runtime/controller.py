@@ -756,6 +756,8 @@ class Controller:
                 self._beside(self._plan(command))
             case s.SendPrepare():
                 await self._prepare(command)
+            case s.SendWarm():
+                pass
             case s.SendHalt():
                 halt = m.Halt(
                     generation=command.generation,

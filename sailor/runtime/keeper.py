@@ -56,13 +56,14 @@ class Entry:
     safe: bool = False  # verified, and copied where it must be
     pins: int = 0
     doomed: bool = False  # to be freed when nobody reads it any more
+    stale: bool = False  # to be forgotten, its memory kept, when nobody reads it any more
 
     @property
     def held(self) -> bool:
         """Whether it can be restored from."""
         return (
             self.use is not Use.passing
-            and not self.doomed
+            and not (self.doomed or self.stale)
             and self.segment.state is SegmentState.verified
         )
 
@@ -99,6 +100,18 @@ class Keeper:
             self.close_seat(*seat)
         self._seats[worker, generation] = False
         self._offer()
+
+    def inherit(self, worker: WorkerId, old: int, new: int) -> None:
+        """The worker goes on in another generation with the same segments and what they hold.
+
+        It must stand still: a grant that it has not used is void.
+        """
+        self._seats.pop((worker, old), None)
+        for entry in self._of_seat((worker, old)):
+            entry.seat = (worker, new)
+            entry.granted = False
+            if entry.segment.state is not SegmentState.verified and not entry.sealing:
+                entry.segment.release()
 
     def close_seat(self, worker: WorkerId, generation: int) -> None:
         """The worker is dead, moved on, or never came: what it did not finish is void."""
@@ -183,6 +196,7 @@ class Keeper:
             entry.pins -= 1
             if entry.doomed and not entry.pins:
                 self._free(entry)
+            self._let_go(entry)
             self._offer()
 
     def tidy(self, generation: int, *, current: Iterable[WorkerId]) -> None:
@@ -274,11 +288,22 @@ class Keeper:
 
     def _doom(self, entry: Entry) -> None:
         if entry.seat is not None and entry.seat in self._seats:
-            return  # its worker still writes there: overwritten in its turn
+            # Its worker still writes there: overwritten in its turn. What an earlier generation
+            # left behind must not be mistaken for a step of this one until then.
+            if entry.segment.snapshot.generation < entry.seat[1] and not entry.granted:
+                entry.stale = True
+                self._let_go(entry)
+            return
         if entry.pins:
             entry.doomed = True
         else:
             self._free(entry)
+
+    def _let_go(self, entry: Entry) -> None:
+        """Make a stale segment free to be written, unless somebody reads it."""
+        if entry.stale and not entry.pins:
+            entry.segment.release()
+            entry.stale = False
 
     def _free(self, entry: Entry) -> None:
         if entry in self._entries:

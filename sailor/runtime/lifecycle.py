@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sailor.parallel.layout import WorkerId
+from sailor.runtime import reserve
 from sailor.runtime.adoption import adopted, rejoined, waited
 from sailor.runtime.change import (
     Outcome,
@@ -41,6 +42,7 @@ from sailor.runtime.state import (
     Event,
     Joined,
     Lost,
+    MoveAsked,
     Node,
     NodeFailed,
     NodeFinished,
@@ -93,6 +95,8 @@ def _after(run: Run, event: Event) -> Outcome:
             return _worker_started(run, event)
         case Noticed():
             return _noticed(run, event)
+        case MoveAsked():
+            return _move_asked(run, event)
         case Planned():
             return planned(run, event)
         case NodeHalted() if _stands_unasked(run, event):
@@ -142,6 +146,8 @@ def _joined(run: Run, event: Joined) -> Outcome:
         return _assembled(run, event.at)
     if run.phase is Phase.adopting:
         return adopted(run, event.at)
+    if run.phase is Phase.training and node in reserve.standbys(run):
+        return reserve.appointed(run, node)
     return want_plan(run, event.at, cause=f"{node} joined")
 
 
@@ -192,6 +198,8 @@ def _worker_started(run: Run, event: WorkerStarted) -> Outcome:
     t = run.transition
     if t is not None and t.stage is Stage.halt and not t.planned:
         return stage_done(run, event.at)
+    if run.phase is Phase.training and node.member.node in reserve.standbys(run):
+        return reserve.warm(run)
     return want_plan(run, event.at, cause=f"worker {event.worker} started")
 
 
@@ -204,6 +212,21 @@ def _noticed(run: Run, event: Noticed) -> Outcome:
     if not uses(run, event.node):
         return run, [Release(node=event.node, reason="has a notice and no role")]
     return want_plan(run, event.at, cause=f"{event.node} leaves in {event.seconds:.0f} s")
+
+
+def _move_asked(run: Run, event: MoveAsked) -> Outcome:
+    """Swap a machine that could stay. Where nobody can take over, it stays."""
+    node = run.nodes.get(event.node)
+    why = f"{event.node} is to be moved: {event.why}"
+    if node is None or run.active is None or event.node not in run.active.nodes:
+        return run, [record("move_refused", node=event.node, why="it has no seat")]
+    if node.moving or node.leaves_at is not None:
+        return run, [record("move_refused", node=event.node, why="it is on its way out already")]
+    moving = replace(node, moving=event.why, unfit=node.unfit or event.keep_out)
+    wished = replace(run, nodes={**run.nodes, event.node: moving})
+    if run.phase not in (Phase.training, Phase.transition) or reserve.kept_layout(wished) is None:
+        return run, [record("move_refused", node=event.node, why="no machine can take its seats")]
+    return want_plan(wished, event.at, cause=why)
 
 
 def _with_workers(run: Run, node: Node, workers: tuple[WorkerId, ...]) -> Run:
@@ -222,7 +245,12 @@ def _hurt(run: Run, at: float, node: str, *, cause: str, silent_s: float) -> Out
         return begin_unplanned(run, at, cause=cause, silent_s=silent_s)
     if run.phase is not Phase.transition or t is None:
         return run, []
+    if not run.training and reserve.without_need(run, node):
+        run = replace(run, transition=replace(t, waiting=t.waiting - {node}))
+        return stage_done(run, at)
     if run.training and run.active is not None and node not in run.active.nodes:
+        if reserve.without_need(run, node):
+            return run, []
         # Only the coming generation is hurt: forget it, plan again, go on training.
         run, commands = drop(run, why=cause)
         run, more = want_plan(run, at, cause=cause)
@@ -241,8 +269,21 @@ def _node_failed(run: Run, event: NodeFailed) -> Outcome:
         return run, []
     cause = f"{event.node} failed to {t.stage.value}: {event.reason}"
     if run.training:
-        return drop(run, why=cause)
+        run, commands = drop(run, why=cause)
+        if run.active is not None and event.node not in run.active.nodes:
+            # Whoever was to take over cannot: try the next one, with the same wishes and notices.
+            run, more = _try_again(reserve.unfit(run, event.node), event.at, cause=cause)
+            commands = commands + more
+        return run, commands
+    if run.active is not None and event.node not in run.active.nodes:
+        run = reserve.unfit(run, event.node)
     return begin_unplanned(run, event.at, cause=cause)
+
+
+def _try_again(run: Run, at: float, *, cause: str) -> Outcome:
+    if reserve.somebody_must_go(run):
+        return want_plan(run, at, cause=cause)
+    return run, []
 
 
 def _step_applied(run: Run, event: StepApplied) -> Outcome:
@@ -310,4 +351,13 @@ def _tick(run: Run, at: float) -> Outcome:
         return begin_unplanned(run, at, cause=f"{t.cause}; no time to prepare")
     if at <= t.deadline:
         return run, []
+    if run.training and t.stage is Stage.prepare and run.active is not None:
+        run, commands = overdue(run, t, at)
+        late = t.waiting - frozenset(run.active.nodes if run.active is not None else ())
+        for node in sorted(late):
+            run = reserve.unfit(run, node)
+        if late:
+            run, more = _try_again(run, at, cause=f"{', '.join(sorted(late))} did not prepare")
+            commands = commands + more
+        return run, commands
     return overdue(run, t, at)

@@ -61,6 +61,7 @@ class Seat:
     side_copy: SideCopy
     abort: threading.Event  # leave whatever is under way
     lender: Seat | None = None  # whose groups some of these are, until this seat sits down
+    heir_of: Seat | None = None  # whose trainer and segments these are, until this seat sits down
     stop: threading.Event = field(default_factory=threading.Event)  # vote for a stop
     grants: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
@@ -76,6 +77,10 @@ class Seat:
 
     def sit_down(self) -> None:
         """The state is in place: use it, over these groups, those taken over included."""
+        if self.heir_of is not None:
+            self.segments = self.heir_of.segments  # a spare one may have come meanwhile
+            self.trainer.move_to(self.layout)
+            self.heir_of = None
         self.trainer.loaded()
         for group in self.groups.values():
             group.rebind(self.abort)
@@ -150,21 +155,28 @@ def complete_snapshot(seat: Seat, snapshot: Snapshot) -> None:
 def take_boxes(new: Seat, sources: Iterable[LocalSource], *, step: int, old: Seat | None) -> int:
     """Fill every box of a new seat from its source. Returns the bytes moved.
 
-    Everything that comes from memory or disk is checked against the digest it was sealed with.
-    Raises SpoiledSource, or ValueError when sources and boxes do not match.
+    Everything that comes from memory or disk is checked against the digest it was sealed with. A
+    seat that goes on with the old one's trainer leaves what it holds live where it is; what it must
+    take from elsewhere, the old state is overwritten with. Raises SpoiledSource, or ValueError when
+    sources and boxes do not match.
     """
+    inherits = old is not None and new.trainer is old.trainer
     wanted = {box.name: box for box in new.boxes}
     moved = 0
     for source in sources:
         boxes = [wanted.pop(name) for name in source.boxes if name in wanted]
         if len(boxes) != len(source.boxes):
             raise ValueError(f"a {source.tier} source names boxes of somebody else")
+        if inherits and old is not None and source.tier != "live":
+            old.step = -1  # half old, half new until all is done: nobody may take it for a state
         if source.tier == "init":
             new.trainer.initialise(boxes)
             continue
         try:
             with _reading(source, step=step, old=old) as read:
                 for box in boxes:
+                    if inherits and source.tier == "live":
+                        continue
                     kinds = zip(_kinds(new.trainer.state[box]), read(box), strict=True)
                     for target, value in kinds:
                         target.copy_(value)

@@ -49,12 +49,17 @@ class End(Enum):
 class Node:
     """A node whose agent is connected. ``slots``: how many workers it has when all live.
 
-    ``leaves_at`` is set by a notice (clock seconds).
+    ``leaves_at`` is set by a notice (clock seconds). ``moving``: why its seats are to be given to
+    another machine, "" if they are not. ``unfit``: not to be given a leaver's seats. ``warm``: it
+    was asked to get ready for some.
     """
 
     member: Member
     slots: int
     leaves_at: float | None = None
+    moving: str = ""
+    unfit: bool = False
+    warm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,9 +109,13 @@ class Transition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Every wait of the life cycle, in seconds, and how many nodes to start with."""
+    """Every wait of the life cycle, in seconds, and how many nodes to start with.
+
+    ``standbys`` of the ``initial_nodes`` stand by (``sailor/runtime/reserve.py``).
+    """
 
     initial_nodes: int
+    standbys: int = 0
     assemble_s: float = 120.0
     adopt_s: float = 10.0  # for all nodes of an earlier controller to dial in
     halt_s: float = 10.0
@@ -249,6 +258,18 @@ class Noticed(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MoveAsked(Event):
+    """Somebody wants a node's seats given to another machine: the operator, or because it is slow.
+
+    ``keep_out``: it is not to stand in for others afterwards.
+    """
+
+    node: str
+    why: str
+    keep_out: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Planned(Event):
     """Answer to Replan; ``layout`` None when nothing fits, ``why`` says so."""
 
@@ -380,6 +401,15 @@ class SendPrepare(Command):
 
     generation: int
     layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SendWarm(Command):
+    """Have nodes that stand by get ready for seats of a layout that trains."""
+
+    generation: int
+    layout: Layout
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ from sailor.checkpoint.replicate import TransferFailed
 from sailor.checkpoint.segment import CorruptSnapshot, shapes_of
 from sailor.parallel.boxes import Box, total_bytes
 from sailor.parallel.layout import Layout, WorkerId
+from sailor.parallel.stand_in import same_seat
 from sailor.runtime import messages as m
 from sailor.runtime.custody import Custody
 from sailor.runtime.identity import Identity
@@ -66,6 +67,7 @@ class Part:
     prepare: m.Prepare
     layout: Layout
     workers: tuple[WorkerId, ...]  # of this node, in rank order
+    kept: frozenset[WorkerId] = frozenset()  # who does the same work as before
     built: set[WorkerId] = field(default_factory=set)
     taking: dict[WorkerId, asyncio.Future[Took]] = field(default_factory=dict)
     done: set[WorkerId] = field(default_factory=set)
@@ -213,11 +215,14 @@ class Tenure:
         if missing:
             await self._fail(prepare.generation, f"worker {missing[0]} does not live")
             return
+        part.kept = frozenset(w for w in mine if self._keeps_its_seat(w, layout))
         try:
             for worker in mine:
-                segments = await self._keeper.allocate(
-                    worker, prepare.generation, shapes_of(layout.kept[part.rank_of(worker)])
-                )
+                segments: tuple[str, ...] = ()
+                if worker not in part.kept:
+                    segments = await self._keeper.allocate(
+                        worker, prepare.generation, shapes_of(layout.kept[part.rank_of(worker)])
+                    )
                 build = Build(
                     generation=prepare.generation,
                     settings=run,
@@ -226,6 +231,7 @@ class Tenure:
                     segments=segments,
                     host=self._facts.host,
                     timeout_s=prepare.timeout_s,
+                    kept=worker in part.kept,
                 )
                 if prepare.generation not in self._parts:  # dropped meanwhile
                     self._keeper.close_seat(worker, prepare.generation)
@@ -234,6 +240,11 @@ class Tenure:
         except OutOfSnapshotMemory as error:
             log.error("%s", error.render())
             await self._fail(prepare.generation, str(error))
+
+    def _keeps_its_seat(self, worker: WorkerId, layout: Layout) -> bool:
+        """Whether a worker goes on with the trainer, state and snapshot memory that it has."""
+        present = self._parts.get(self._nursery.children[worker].generation)
+        return present is not None and same_seat(present.layout, layout, worker)
 
     async def _drop(self, drop: m.Drop) -> None:
         part = self._parts.pop(drop.generation, None)
@@ -406,7 +417,9 @@ class Tenure:
     # What workers report
 
     async def _on_took(self, part: Part, child: Child, took: Took) -> None:
-        child.generation = took.generation
+        before, child.generation = child.generation, took.generation
+        if child.worker in part.kept:
+            self._keeper.inherit(child.worker, before, took.generation)
         self._keeper.open_seat(child.worker, took.generation)
         taking = part.taking.get(child.worker)
         if taking is not None and not taking.done():

@@ -27,6 +27,7 @@ from sailor.faults import Poison
 from sailor.log import Stamp, configure_log
 from sailor.parallel.comm import Aborted, build_groups
 from sailor.parallel.layout import Layout, WorkerId
+from sailor.parallel.stand_in import same_seat
 from sailor.runtime.messages import (
     Diverged,
     Drop,
@@ -147,6 +148,9 @@ class Worker:
             return
         if new.lender is not None and (new.lender is not old or old.abort.is_set()):
             self._could_not(order.generation, "the groups it was to take over were left")
+            return
+        if new.heir_of is not None and new.heir_of is not old:
+            self._could_not(order.generation, "the seat it was to go on from was left")
             return
         self._move(Doing.preparing, step=-1)
         try:
@@ -294,7 +298,7 @@ class Worker:
         if not order.boundary:
             seat.leave()
         self._complete(seat)
-        if seat.snapshot_step != seat.step:
+        if seat.snapshot_step != seat.step >= 0:
             self._snapshot(seat, must=True)
         finished = seat.step >= seat.settings.train.total_steps
         self._move(Doing.finished if finished else Doing.halted, step=seat.step)
@@ -424,7 +428,10 @@ class Worker:
             self._channel.send(Built(generation=order.generation))
 
     def _build(self, order: Build, abort: threading.Event) -> Seat:
-        """Allocate, fault in and connect one rank. Raises Aborted, ValueError, CorruptSnapshot."""
+        """Allocate, fault in and connect one rank. Raises Aborted, ValueError, CorruptSnapshot.
+
+        Nothing of the present seat is touched: whoever sits on it may be training.
+        """
         settings = order.settings
         layout = Layout(
             plan=order.plan, spec=settings.spec, pieces=settings.pieces, workers=order.workers
@@ -432,16 +439,25 @@ class Worker:
         rank = layout.rank_of(self._me)
         if rank is None:
             raise ValueError(f"{self._me} has no rank in generation {order.generation}")
-        segments = {path: Segment.attach(Path(path)) for path in order.segments}
-        for segment in segments.values():
-            segment.touch()
-        trainer = Trainer(layout=layout, rank=rank, settings=settings.train)
-        side_copy = SideCopy(trainer.device)
-        side_copy.lock(segments.values())
-        touch(trainer)
-        if not self._warm:  # the first step of a process takes several times as long
-            trainer.warm_up()
-            self._warm = True
+        with self._lock:
+            seated = self._seat
+        if order.kept:
+            if seated is None or not same_seat(seated.layout, layout, self._me):
+                raise ValueError(f"{self._me} holds no seat it could go on from")
+            heir_of, trainer, segments = seated, seated.trainer, seated.segments
+            side_copy = seated.side_copy
+        else:
+            heir_of = None
+            segments = {path: Segment.attach(Path(path)) for path in order.segments}
+            for segment in segments.values():
+                segment.touch()
+            trainer = Trainer(layout=layout, rank=rank, settings=settings.train)
+            side_copy = SideCopy(trainer.device)
+            side_copy.lock(segments.values())
+            touch(trainer)
+            if not self._warm:  # the first step of a process takes several times as long
+                trainer.warm_up()
+                self._warm = True
         with self._lock:
             # Whoever trains still has clean groups. In a group whose key stays the same, all do.
             present = self._seat if self._training else None
@@ -468,6 +484,7 @@ class Worker:
             side_copy=side_copy,
             abort=abort,
             lender=present,
+            heir_of=heir_of,
         )
 
 

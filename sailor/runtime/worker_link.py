@@ -47,13 +47,18 @@ class ChannelClosed(Exception):
 
 
 class Build(Message, frozen=True, kw_only=True):
-    """Prepare a generation in the background. ``segments``: files to write snapshots to."""
+    """Prepare a generation in the background. ``segments``: files to write snapshots to.
+
+    ``kept``: the worker does the same work as in the generation it sits in; trainer, state and
+    snapshot memory serve on, and ``segments`` is empty.
+    """
 
     settings: RunSettings
     plan: Plan
     workers: tuple[WorkerId, ...]  # rank order
     segments: tuple[str, ...]
     host: str  # where other workers reach this one
+    kept: bool = False
     timeout_s: float  # of each group's set-up and operations
 
 

@@ -204,6 +204,17 @@ class Trainer:
         self._state.clear()
         self._connected = False
 
+    def move_to(self, layout: Layout) -> None:
+        """The same work over other groups: a layout that differs in who the other ranks are.
+
+        Weights, moments and memory stay as they are; connect afterwards.
+        """
+        old = self.layout
+        if layout.owners != old.owners or layout.boxes[self.rank] != old.boxes[self.rank]:
+            raise ValueError(f"rank {self.rank} does other work in the new layout")
+        self.layout = layout
+        self._connected = False
+
     def connect(self, groups: Mapping[str, Communicator]) -> None:
         """Speak over these groups from now on: all of the layout's that have this rank."""
         mine = self.layout.groups_of(self.rank)

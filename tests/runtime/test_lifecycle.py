@@ -250,8 +250,9 @@ def test_a_dead_worker_is_waited_for_before_planning():
     assert not of_kind(commands, s.Replan)
     reborn = replace(worker, incarnation=2)
     run, commands = drive(run, s.WorkerStarted(at=11.2, worker=reborn))
-    (replan,) = of_kind(commands, s.Replan)
-    assert reborn in replan.members[1].workers
+    assert not of_kind(commands, s.Replan)
+    (prepare,) = of_kind(commands, s.SendPrepare)
+    assert prepare.layout.workers == (a_member("n0").workers[0], reborn)
 
 
 def test_a_notice_plans_without_the_leaver_and_releases_it_after_the_switch():
@@ -299,8 +300,8 @@ def test_a_node_without_which_there_is_no_plan_is_used_again_when_it_does_not_le
         s.Tick(at=25.1 + LIMITS.overstay_s),
         *(s.NodeHalted(at=56, generation=1, node=node) for node in ("n0", "n1")),
     )
-    (replan,) = of_kind(commands, s.Replan)
-    assert [member.node for member in replan.members] == ["n0", "n1"]
+    (prepare,) = of_kind(commands, s.SendPrepare)
+    assert prepare.layout.nodes == ("n0", "n1")
     assert run.pause.parked_s == pytest.approx(1.1 + LIMITS.overstay_s)
 
 

@@ -13,6 +13,7 @@ import pytest
 from sailor.parallel.layout import WorkerId
 from sailor.runtime import state as s
 from sailor.runtime.lifecycle import advance
+from sailor.runtime.reserve import standbys
 from tests.helpers.builders import a_layout, a_member, a_plan
 
 TOTAL_STEPS = 400
@@ -21,11 +22,14 @@ TOTAL_STEPS = 400
 class World:
     """Nodes that do as they are told after a random delay, or die first."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, standbys: int = 0) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.pending: list[tuple[float, s.Event]] = []
-        limits = s.Limits(initial_nodes=3, assemble_s=20, max_restarts=10_000, park_s=1e9)
+        limits = s.Limits(
+            initial_nodes=3 + standbys, standbys=standbys, assemble_s=20, max_restarts=10_000,
+            park_s=1e9,
+        )  # fmt: skip
         self.run = s.Run(limits=limits, total_steps=TOTAL_STEPS)
         self.alive: dict[str, int] = {}  # node -> incarnation of its one worker
         self.next_node = 0
@@ -58,6 +62,8 @@ class World:
             assert t.waiting <= set(self.run.nodes)
         if self.run.phase is s.Phase.training:
             assert self.run.active is not None
+        assert not set(standbys(self.run)) & set(self.run.active.nodes if self.run.active else ())
+        assert len(standbys(self.run)) <= self.run.limits.standbys
 
     def obey(self, command: s.Command) -> None:
         answer = self.answers(command)
@@ -96,6 +102,9 @@ class World:
                 for node in command.layout.nodes:
                     answer(node, lambda at, n=node: s.NodeSwitched(
                         at=at, generation=command.generation, node=n, copy_s=0.01))  # fmt: skip
+            case s.SendWarm():
+                assert command.nodes
+                assert not set(command.nodes) & set(command.layout.nodes)
             case s.SendGo():
                 assert self.training is None, "I1: one generation steps at a time"
                 self.step = command.step
@@ -165,6 +174,11 @@ class World:
             self.kill(self.random.choice(nodes))
         elif roll < 0.8:
             self.kill_worker(self.random.choice(nodes))
+        elif roll < 0.88:
+            self.feed(s.MoveAsked(
+                at=self.now, node=self.random.choice(nodes), why="asked",
+                keep_out=self.random.random() < 0.3,
+            ))  # fmt: skip
         else:
             node = self.random.choice(nodes)
             seconds = self.random.choice([2.0, 30.0])
@@ -202,8 +216,8 @@ class World:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_any_order_of_events_ends_in_a_finished_run(seed):
-    world = World(seed)
-    for _ in range(3):
+    world = World(seed, standbys=seed % 3)
+    for _ in range(3 + seed % 3):
         world.join()
     for _ in range(200):
         world.something_happens()

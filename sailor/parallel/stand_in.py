@@ -1,0 +1,124 @@
+"""The same layout with other workers in some of its seats. Pure, no torch.
+
+Whoever leaves is replaced one to one: stages, cuts and ranks stay as they are, so that survivors
+keep their boxes, and groups without the leaver keep their key. Which machines may stand in, and
+when, is the life cycle's business (``sailor/runtime/reserve.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sailor.parallel.layout import Layout, Member, WorkerId
+from sailor.plan import Plan, Stage
+
+
+def stand_in(
+    layout: Layout, *, staying: Sequence[Member], others: Sequence[Member]
+) -> Layout | None:
+    """The layout with every seat taken by a worker of ``staying`` or ``others``; None if it cannot.
+
+    ``staying`` may keep seats; ``others``, in order of preference, may take some over. A node that
+    has lost a worker and started another keeps its seats; one that cannot fill all of its seats
+    gives all of them up, for a tensor group never spans machines. They go to one machine of the
+    same type in a zone the plan uses, the same zone first. The very same layout comes back when
+    nobody is missing.
+    """
+    workers = list(layout.workers)
+    by_name = {member.node: member for member in staying}
+    homeless: list[tuple[str, list[int]]] = []
+    for node in layout.nodes:
+        ranks = [rank for rank, worker in enumerate(workers) if worker.node == node]
+        filled = _filled(ranks, workers, by_name.get(node))
+        if filled is None:
+            homeless.append((node, ranks))
+        else:
+            for rank, worker in filled.items():
+                workers[rank] = worker
+    taken = set(layout.nodes) - {node for node, _ in homeless}
+    free = [m for m in others if m.node not in taken and m.workers]
+    zones = {stage.zone for _, _, stage in layout.plan.stages()}
+    moved: dict[int, str] = {}  # rank -> zone it goes to
+    for node, ranks in homeless:
+        stage = layout.stage_of(ranks[0])
+        fitting = [
+            member
+            for member in free
+            if member.node != node
+            and member.machine_type == stage.machine_type
+            and member.zone in zones
+            and len(member.workers) >= len(ranks)
+        ]
+        if not fitting:
+            return None
+        chosen = min(fitting, key=lambda member: member.zone != stage.zone)  # stable: order counts
+        free.remove(chosen)
+        for rank, worker in zip(ranks, sorted(chosen.workers), strict=False):
+            workers[rank] = worker
+            moved[rank] = chosen.zone
+    if tuple(workers) == layout.workers:
+        return layout
+    return replace(layout, plan=_with_zones(layout, moved), workers=tuple(workers))
+
+
+def same_seat(old: Layout, new: Layout, worker: WorkerId) -> bool:
+    """Whether a worker does exactly the same work in both layouts, over other groups perhaps.
+
+    Then its trainer, with its state, and its snapshot memory serve on.
+    """
+    rank = old.rank_of(worker)
+    return (
+        rank is not None
+        and new.rank_of(worker) == rank
+        and _shape(old.plan) == _shape(new.plan)
+        and old.pieces == new.pieces
+        and old.spec == new.spec
+    )
+
+
+def _filled(
+    ranks: Sequence[int], workers: Sequence[WorkerId], member: Member | None
+) -> dict[int, WorkerId] | None:
+    """Who of its own a node seats at these ranks, or None when it has too few workers."""
+    if member is None or len(member.workers) < len(ranks):
+        return None
+    seated = {rank: workers[rank] for rank in ranks if workers[rank] in member.workers}
+    free = sorted(set(member.workers) - set(seated.values()))
+    for rank in ranks:
+        if rank not in seated:
+            same_slot = [w for w in free if w.slot == workers[rank].slot]
+            seated[rank] = (same_slot or free)[0]
+            free.remove(seated[rank])
+    return seated
+
+
+def _with_zones(layout: Layout, moved: dict[int, str]) -> Plan:
+    """The plan, with the stages of moved ranks where they are now. Nothing else changes."""
+    zones = {(c.replica, c.stage): moved[r] for r, c in enumerate(layout.coordinates) if r in moved}
+    replicas = tuple(
+        replace(
+            replica,
+            stages=tuple(
+                replace(stage, zone=zones.get((r, s), stage.zone))
+                for s, stage in enumerate(replica.stages)
+            ),
+        )
+        for r, replica in enumerate(layout.plan.replicas)
+    )
+    return replace(layout.plan, replicas=replicas)
+
+
+def _shape(plan: Plan) -> Plan:
+    """The plan without what a worker's arithmetic does not depend on: the zones."""
+
+    def nowhere(stage: Stage) -> Stage:
+        return replace(stage, zone="")
+
+    return replace(
+        plan,
+        replicas=tuple(
+            replace(replica, stages=tuple(map(nowhere, replica.stages)))
+            for replica in plan.replicas
+        ),
+    )
