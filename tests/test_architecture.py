@@ -90,7 +90,8 @@ ONLY_IN: dict[str, set[str]] = {
         "sailor.parallel.pipeline", "sailor.parallel.reduce", "sailor.parallel.state",
         "sailor.parallel.spread", "sailor.training", "sailor.measure", "sailor.runtime.zygote",
         "sailor.runtime.worker", "sailor.runtime.side_copy",
-        "sailor.runtime.seat", "sailor.runtime.store_client", "actions.eval",
+        "sailor.runtime.seat", "sailor.runtime.rehearsal", "sailor.parallel.sandbox",
+        "sailor.runtime.store_client", "actions.eval",
     },
     # The table of contents of torch's checkpoints is one; read there with a list of allowed names.
     "pickle": {"sailor.models.dcp"},

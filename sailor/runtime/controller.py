@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol, TypeVar
 
 from sailor.checkpoint import store
@@ -47,6 +48,7 @@ from sailor.runtime.lifecycle import advance
 from sailor.runtime.probe import Answer, ask, reach_seconds
 from sailor.runtime.recent import RecentLosses
 from sailor.runtime.roster import Roster
+from sailor.runtime.standby import Rehearsals
 from sailor.runtime.tally import SnapshotTally
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
 from sailor.runtime.watchdog import exchange_timeout_s
@@ -93,6 +95,7 @@ class ControllerSettings:
     keep: int = 2
     losses: Mapping[int, float] = field(default_factory=dict)  # by step, of earlier starts
     recorded: frozenset[tuple[int, int]] = frozenset()  # (generation, step) in the log already
+    rehearse: bool = True  # standbys run a step in the sandbox for the seats they may take
     leave_s: float = 120.0  # for a machine that is given back to hand over what it holds
 
 
@@ -141,6 +144,11 @@ class Controller:
         self._completing = asyncio.Lock()
         self._newest: store.Checkpoint | None = None  # durable, and not found spoiled
         self._tasks: set[asyncio.Task[None]] = set()
+        self._rehearsals = Rehearsals(
+            settings.directory / "recordings",
+            train=settings.run.train,
+            wanted=settings.limits.standbys > 0 and settings.rehearse,
+        )
         self._spoiled: set[str | tuple[str, m.SnapshotId | None]] = set()  # paths, (node, snapshot)
         self._before: Layout | None = None
         self._agreement: Agreement | None = None
@@ -529,6 +537,7 @@ class Controller:
                     )
                 )
             case m.WorkerUp():
+                self._rehearsals.forget(node)
                 self._events.write("worker_up", worker=str(message.worker), pid=message.pid)
                 self._put(s.WorkerStarted(at=now, worker=message.worker))
             case m.Prepared():
@@ -550,6 +559,19 @@ class Controller:
                 self._refuse(message)
                 self._put(
                     s.NodeFailed(at=now, generation=generation, node=node, reason=message.reason)
+                )
+            case m.Recorded():
+                self._rehearsals.keep(message)
+                await self._warm()
+            case m.Warmed():
+                self._events.write(
+                    "standby",
+                    generation=generation,
+                    node=node,
+                    state="cold" if message.error else "warm",
+                    why=message.error or f"rehearsed role {message.role}",
+                    role=message.role,
+                    seconds=message.seconds,
                 )
             case m.Finished():
                 self._put(s.NodeFinished(at=now, generation=generation, node=node))
@@ -757,7 +779,8 @@ class Controller:
             case s.SendPrepare():
                 await self._prepare(command)
             case s.SendWarm():
-                pass
+                self._rehearsals.stand_by(command.generation, command.layout, command.nodes)
+                await self._warm()
             case s.SendHalt():
                 halt = m.Halt(
                     generation=command.generation,
@@ -779,6 +802,7 @@ class Controller:
                     generation=command.generation,
                     step=command.step,
                     losses=self._losses.until(command.step),
+                    record=self._rehearsals.to_record(command.layout),
                 )
                 await self._tell(command.layout.nodes, go)
                 await self._store.drop_before(command.generation)
@@ -840,6 +864,11 @@ class Controller:
             fields["bytes_moved"] = self._moved.get(generation, 0)
         self._events.write(command.kind, generation=generation, **fields)
 
+    async def _warm(self) -> None:
+        """Tell those who stand by what they can rehearse by now."""
+        for node, warm in self._rehearsals.due().items():
+            await self._roster.send(node, warm)
+
     async def _tell(self, nodes: Sequence[str], message: m.Message) -> None:
         await asyncio.gather(*(self._roster.send(node, message) for node in nodes))
 
@@ -897,8 +926,11 @@ class Controller:
             peers={a.node: a.address for a in self._roster.agents.values()},
             copies=peers(keepers),
             timeout_s=exchange_timeout_s(self._step_seconds),
+            warm_up=self.settings.rehearse,
+            rehearse=self._time_to_rehearse(),
         )
         await self._tell(layout.nodes, prepare)
+        await asyncio.to_thread(self._rehearsals.learn, layout)
         if self._foretold is not None:
             self._beside(self._foretell(command.generation, layout.plan))
 
@@ -911,6 +943,16 @@ class Controller:
             log.exception("no estimate for the plan of generation %d", generation)
             return
         self._events.write("plan_chosen", generation=generation, **fields)
+
+    def _time_to_rehearse(self) -> bool:
+        """Whether a change that all train through has time for a newcomer's step in the sandbox."""
+        t, steps = self._run.transition, self._step_seconds
+        if t is None or not t.planned or not steps:
+            return False
+        left = self.settings.limits.prepare_s / 4
+        if t.halt_due is not None:
+            left = min(left, (t.halt_due - self._clock.now()) / 4)
+        return median(steps) < left
 
     async def _choose(self, command: s.ChooseSources) -> None:
         copies, committed = self._copies(live=command.live)

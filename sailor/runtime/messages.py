@@ -243,6 +243,22 @@ class Diverged(Message, frozen=True, kw_only=True):
     why: str = "loss is not finite"
 
 
+class Recorded(Message, frozen=True, kw_only=True):
+    """What collectives answered one rank of a role in one step: a sandbox.Recording's bytes."""
+
+    role: str
+    data: bytes
+
+
+class Warmed(Message, frozen=True, kw_only=True):
+    """A standby has rehearsed a role in every worker it has, or could not and says why."""
+
+    node: str
+    role: str
+    seconds: float
+    error: str = ""
+
+
 class StoreSet(Message, frozen=True, kw_only=True):
     """Group set-up: publish a value under a key of this generation."""
 
@@ -293,6 +309,24 @@ class Prepare(Message, frozen=True, kw_only=True):
     peers: dict[str, tuple[str, int]]  # node -> address of its bulk port
     copies: dict[str, tuple[str, ...]]  # node -> peers that keep copies of its snapshots
     timeout_s: float = 20.0  # of each group's set-up and of every exchange over it
+    warm_up: bool = True  # newcomers run a short step alone
+    rehearse: bool = False  # newcomers run a step in the sandbox first: there is time
+
+
+class Role(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of seat, one rank that has it, and a recording of it."""
+
+    role: str
+    rank: int
+    recording: bytes
+
+
+class Warm(Message, frozen=True, kw_only=True):
+    """Stand by for a layout that trains: rehearse these roles, the likeliest first."""
+
+    plan: Plan
+    workers: tuple[WorkerId, ...]  # rank order
+    roles: tuple[Role, ...]
 
 
 class Halt(Message, frozen=True, kw_only=True):
@@ -311,10 +345,12 @@ class Switch(Message, frozen=True, kw_only=True):
 
 class Go(Message, frozen=True, kw_only=True):
     """Train, from the step after ``step``. ``losses`` of the newest steps up to it, oldest first,
-    NaN for one that was skipped: what later ones are compared with."""
+    NaN for one that was skipped: what later ones are compared with. ``record``: ranks that record
+    their second step."""
 
     step: int
     losses: tuple[float, ...] = ()
+    record: tuple[int, ...] = ()
 
 
 class Drop(Message, frozen=True, kw_only=True):
@@ -337,9 +373,10 @@ class StoreValues(Message, frozen=True, kw_only=True):
 ToController = (
     Hello | Heartbeat | WorkerUp | WorkerLost | Prepared | Halted | Switched | TransitionFailed
     | Stepped | Snapshotted | Persisted | Finished | NoticeSeen | Diverged | StoreSet | StoreGet
+    | Recorded | Warmed
 )  # fmt: skip
 ToAgent = (
-    Welcome | Refused | Beat | Prepare | Halt | Switch | Go | Drop | Shutdown | StoreValues
+    Welcome | Refused | Beat | Prepare | Warm | Halt | Switch | Go | Drop | Shutdown | StoreValues
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)

@@ -103,13 +103,6 @@ class Seat:
                 group.close()
 
 
-def touch(trainer: Trainer) -> None:
-    """Fault in the memory state will be copied to, while there is time."""
-    for tensors in trainer.state.values():
-        for tensor in _kinds(tensors):
-            tensor.zero_()
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     """A copy under way, or made: ``event`` is what a copy from a GPU ends with, else None."""

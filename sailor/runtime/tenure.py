@@ -36,6 +36,8 @@ from sailor.runtime.worker_link import (
     Built,
     CouldNot,
     Done,
+    Rehearse,
+    Rehearsed,
     Stood,
     Take,
     Took,
@@ -100,6 +102,7 @@ class Tenure:
         self._beside = beside
         self._parts: dict[int, Part] = {}
         self._run: m.RunSettings | None = None
+        self._rehearsing: dict[str, set[WorkerId]] = {}  # role -> workers that are at it
         self._custody = Custody(
             node=settings.node, identity=settings.identity, keeper=keeper, tell=tell, beside=beside
         )
@@ -135,6 +138,8 @@ class Tenure:
         match message:
             case m.Prepare():
                 self._beside(self._prepare(message, self._open_part(message)))
+            case m.Warm():
+                self._beside(self._warm(message))
             case m.Halt():
                 await self._halt(message)
             case m.Switch():
@@ -151,8 +156,10 @@ class Tenure:
         generation = message.generation
         part = self._parts.get(generation)
         match message:
-            case m.Diverged():
+            case m.Diverged() | m.Recorded():
                 await self._tell(message)
+            case Rehearsed():
+                await self._on_rehearsed(child, message)
             case CouldNot():
                 await self._on_could_not(part, child, message)
             case WantSegment():
@@ -195,6 +202,40 @@ class Tenure:
                     taking.set_exception(CannotTake(f"worker {child.worker} died"))
                 await self._answer_halt(part)
 
+    # Standing by
+
+    async def _warm(self, warm: m.Warm) -> None:
+        """Every worker without a seat rehearses every role, one after the other."""
+        assert self._run is not None
+        idle = [w for w, child in self._nursery.children.items() if not child.generation]
+        for role in warm.roles:
+            self._rehearsing[role.role] = set(idle)
+            for worker in idle:
+                rehearse = Rehearse(
+                    generation=warm.generation, settings=self._run, plan=warm.plan,
+                    workers=warm.workers, role=role,
+                )  # fmt: skip
+                await self._send(worker, rehearse)
+
+    async def _on_rehearsed(self, child: Child, done: Rehearsed) -> None:
+        """Say so for the node, with its last worker, or with the first that cannot."""
+        waiting = self._rehearsing.get(done.role)
+        if waiting is None:
+            return
+        waiting.discard(child.worker)
+        if waiting and not done.error:
+            return
+        del self._rehearsing[done.role]
+        await self._tell(
+            m.Warmed(
+                generation=done.generation,
+                node=self._facts.node,
+                role=done.role,
+                seconds=done.seconds,
+                error=done.error,
+            )  # fmt: skip
+        )
+
     # Prepare and drop
 
     def _open_part(self, prepare: m.Prepare) -> Part:
@@ -232,6 +273,8 @@ class Tenure:
                     host=self._facts.host,
                     timeout_s=prepare.timeout_s,
                     kept=worker in part.kept,
+                    warm_up=prepare.warm_up,
+                    rehearse=prepare.rehearse,
                 )
                 if prepare.generation not in self._parts:  # dropped meanwhile
                     self._keeper.close_seat(worker, prepare.generation)

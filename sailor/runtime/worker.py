@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from sailor.faults import Poison
 from sailor.log import Stamp, configure_log
 from sailor.parallel.comm import Aborted, build_groups
 from sailor.parallel.layout import Layout, WorkerId
+from sailor.parallel.roles import role_of
+from sailor.parallel.sandbox import Recorder, Recording, StaleRecording
 from sailor.parallel.stand_in import same_seat
 from sailor.runtime.messages import (
     Diverged,
@@ -34,21 +37,23 @@ from sailor.runtime.messages import (
     Go,
     Halt,
     Message,
+    Recorded,
     Shutdown,
     StepRecord,
     StoreValues,
 )
 from sailor.runtime.poison import stricken, strike
 from sailor.runtime.process import die_with_parent, name_process, see_one_gpu
+from sailor.runtime.rehearsal import CannotRehearse, rehearse
 from sailor.runtime.seat import (
     Seat,
     SpoiledSource,
     complete_snapshot,
     take_boxes,
-    touch,
     write_snapshot,
 )
 from sailor.runtime.side_copy import SideCopy
+from sailor.runtime.standby import numerics_of
 from sailor.runtime.store_client import RemoteStore, StoreRequests
 from sailor.runtime.watchdog import TICK_S, Doing, ProgressPage, Ticker
 from sailor.runtime.worker_link import (
@@ -61,6 +66,8 @@ from sailor.runtime.worker_link import (
     Done,
     Grant,
     Ready,
+    Rehearse,
+    Rehearsed,
     Stood,
     Take,
     Took,
@@ -108,7 +115,9 @@ class Worker:
         self._channel = channel
         self._ticker = ticker
         self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._builds: queue.SimpleQueue[Build] = queue.SimpleQueue()
+        self._builds: queue.SimpleQueue[Build | Rehearse] = queue.SimpleQueue()
+        self._rehearsing = threading.Event()  # set: whatever is rehearsed is called off
+        self._recordings: dict[str, Recording] = {}  # by role; only the builder uses them
         self._store = StoreRequests(self._channel.send)
         self._lock = threading.Lock()  # guards the two seats and the aborts of builds
         self._seat: Seat | None = None
@@ -186,7 +195,10 @@ class Worker:
             stopped = False
             # Alone in its world a worker waits for nobody, and so would never see the abort.
             while seat.step < total and not stopped and not seat.abort.is_set():
-                stopped = self._step(seat)
+                if seat.rank in order.record and seat.step == order.step + 1:
+                    stopped = self._recorded_step(seat)
+                else:
+                    stopped = self._step(seat)
         except Aborted as error:
             why = str(error).partition(". ")[0]
             log.info("left generation %d after step %d: %s", seat.generation, seat.step, why)
@@ -212,14 +224,16 @@ class Worker:
                 self._snapshot(seat, must=True)
             self._channel.send(Done(generation=seat.generation, step=seat.step))
 
-    def _step(self, seat: Seat) -> bool:
-        """One step and what is due after it. Whether all ranks voted to stop here."""
+    def _step(self, seat: Seat, *, then: Callable[[], object] | None = None) -> bool:
+        """One step, ``then``, and what is due after it. Whether all ranks voted to stop here."""
         train = seat.settings.train
         poison = self._ticker.poison()
         with stricken(seat.trainer.state, poison is Poison.step):
             outcome = seat.trainer.step(
                 seat.step + 1, stop=seat.stop.is_set(), room=lambda: not seat.grants.empty()
             )
+        if then is not None:
+            then()
         seat.step += 1
         if poison is Poison.state:
             strike(seat.trainer.state)
@@ -241,6 +255,17 @@ class Worker:
             seat.records[-1] = record
         self._report(seat, record)
         return outcome.stop
+
+    def _recorded_step(self, seat: Seat) -> bool:
+        """A step whose collectives' answers are noted, for whoever is to take a seat like this."""
+        role = role_of(seat.layout, seat.rank, numerics=numerics_of(seat.settings.train))
+        recorder = Recorder(seat.layout, seat.rank, role=role)
+        seat.trainer.connect(recorder.wrap(seat.groups))
+        # What follows the step, evaluation above all, is no part of it.
+        stopped = self._step(seat, then=lambda: seat.trainer.connect(seat.groups))
+        data = recorder.recording().to_bytes()
+        self._channel.send(Recorded(generation=seat.generation, role=role, data=data))
+        return stopped
 
     def _evaluate_start(self, seat: Seat) -> None:
         """The held-out loss before any step, as a record of step 0."""
@@ -345,7 +370,11 @@ class Worker:
             case Grant():
                 self._granted(message)
                 return
+            case Rehearse():
+                self._builds.put(message)
+                return
             case Build():
+                self._rehearsing.set()
                 with self._lock:
                     for superseded in self._building.values():
                         superseded.set()
@@ -405,7 +434,68 @@ class Worker:
 
     def _build_loop(self) -> None:
         while True:
-            self._serve_build(self._builds.get())
+            order = self._builds.get()
+            if isinstance(order, Rehearse):
+                self._serve_rehearsal(order)
+            else:
+                self._serve_build(order)
+
+    def _serve_rehearsal(self, order: Rehearse) -> None:
+        """Run a step of a role that this worker may be given, and let all of it go again."""
+        role = order.role
+        self._rehearsing.clear()
+        if not self._builds.empty():
+            self._rehearsing.set()  # a Build may have come before this was cleared
+        seconds, error = 0.0, ""
+        try:
+            recording = Recording.from_bytes(role.recording)
+            self._recordings[role.role] = recording
+            layout = Layout(
+                plan=order.plan, spec=order.settings.spec, pieces=order.settings.pieces,
+                workers=order.workers,
+            )  # fmt: skip
+            trainer = Trainer(layout=layout, rank=role.rank, settings=order.settings.train)
+            seconds = self._rehearse(trainer, abort=self._rehearsing)
+        except (CannotRehearse, StaleRecording, DataError, ValueError, MemoryError) as failure:
+            self._recordings.pop(role.role, None)
+            error = f"{type(failure).__name__}: {failure}"
+        except Aborted as aborted:
+            error = str(aborted)
+        if error:
+            log.warning("role %s was not rehearsed: %s", role.role, error)
+        self._channel.send(
+            Rehearsed(generation=order.generation, role=role.role, seconds=seconds, error=error)
+        )
+
+    def _get_warm(self, trainer: Trainer, order: Build, abort: threading.Event) -> None:
+        """The first step of a process takes several times as long as the second: have it behind us.
+
+        With a recording of the role the very trainer that is to be used runs a whole step; without
+        one, or without time for it, a process that never ran any runs a short one alone.
+        """
+        if order.rehearse:
+            try:
+                seconds = self._rehearse(trainer, abort=abort)
+                log.info("generation %d: rehearsed, %.3f s", order.generation, seconds)
+                return
+            except KeyError:
+                log.info("generation %d: no recording of its role", order.generation)
+            except CannotRehearse as failure:
+                log.warning("generation %d: not rehearsed: %s", order.generation, failure)
+        if order.warm_up and not self._warm:
+            trainer.warm_up()
+            self._warm = True
+
+    def _rehearse(self, trainer: Trainer, *, abort: threading.Event) -> float:
+        """Raises CannotRehearse, Aborted, and KeyError when there is no recording of the role."""
+        role = role_of(trainer.layout, trainer.rank, numerics=numerics_of(trainer.settings))
+        with self._lock:
+            seat = self._seat
+        real = [] if seat is None else [t for b in seat.trainer.state.values() for t in (b.weight,)]
+        recording = self._recordings[role]
+        seconds = rehearse(trainer, recording, role=role, abort=abort, real=real)
+        self._warm = True
+        return seconds
 
     def _serve_build(self, order: Build) -> None:
         with self._lock:
@@ -454,10 +544,7 @@ class Worker:
             trainer = Trainer(layout=layout, rank=rank, settings=settings.train)
             side_copy = SideCopy(trainer.device)
             side_copy.lock(segments.values())
-            touch(trainer)
-            if not self._warm:  # the first step of a process takes several times as long
-                trainer.warm_up()
-                self._warm = True
+            trainer.touch()
         with self._lock:
             # Whoever trains still has clean groups. In a group whose key stays the same, all do.
             present = self._seat if self._training else None
@@ -473,6 +560,8 @@ class Worker:
             device=settings.train.device,
             reuse=reuse,
         )
+        if heir_of is None:
+            self._get_warm(trainer, order, abort)
         return Seat(
             generation=order.generation,
             settings=settings,

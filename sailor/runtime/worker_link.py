@@ -25,6 +25,8 @@ from sailor.runtime.messages import (
     Go,
     Halt,
     Message,
+    Recorded,
+    Role,
     RunSettings,
     Shutdown,
     StepRecord,
@@ -59,7 +61,18 @@ class Build(Message, frozen=True, kw_only=True):
     segments: tuple[str, ...]
     host: str  # where other workers reach this one
     kept: bool = False
+    warm_up: bool = True  # a process that never ran a step runs a short one alone
+    rehearse: bool = False  # run a step in the sandbox first, where there is a recording
     timeout_s: float  # of each group's set-up and operations
+
+
+class Rehearse(Message, frozen=True, kw_only=True):
+    """Run a step of a role of this layout in the sandbox, and keep the recording."""
+
+    settings: RunSettings
+    plan: Plan
+    workers: tuple[WorkerId, ...]  # rank order
+    role: Role
 
 
 class LocalSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +110,14 @@ class Ready(Message, frozen=True, kw_only=True):
 
 class Built(Message, frozen=True, kw_only=True):
     """Groups and buffers of the generation are there."""
+
+
+class Rehearsed(Message, frozen=True, kw_only=True):
+    """The worker has run a step of a role in the sandbox, or could not and says why."""
+
+    role: str
+    seconds: float
+    error: str = ""
 
 
 class CouldNot(Message, frozen=True, kw_only=True):
@@ -148,10 +169,10 @@ class Written(Message, frozen=True, kw_only=True):
     skipped: int
 
 
-ToWorker = Build | Take | Grant | Halt | Go | Drop | Shutdown | StoreValues
+ToWorker = Build | Rehearse | Take | Grant | Halt | Go | Drop | Shutdown | StoreValues
 FromWorker = (
     Ready | Built | CouldNot | Took | Stood | Applied | Done | WantSegment | Written
-    | Diverged | StoreSet | StoreGet
+    | Diverged | StoreSet | StoreGet | Recorded | Rehearsed
 )  # fmt: skip
 
 

@@ -204,6 +204,38 @@ class Trainer:
         self._state.clear()
         self._connected = False
 
+    def rehearse(self, groups: Mapping[str, Communicator]) -> None:
+        """Run one whole step alone, before there is state, over groups that answer as others would
+        (``sailor.parallel.sandbox``).
+
+        Weights are thrown away, but are no zeros: numbers must be as they are in real life. Leaves
+        state zero; connect afterwards. Raises StepRefused and whatever the stand-ins raise; the
+        state is zero then as well.
+        """
+        self.connect(groups)
+        chance = torch.Generator(self.device).manual_seed(1)
+        try:
+            for tensors in self.state.values():
+                # Of the size that weights have: numbers grow or vanish as they do in a real step.
+                tensors.weight.normal_(std=0.02, generator=chance)
+            self.loaded()
+            outcome = self.step(1, stop=False)
+            if outcome.skipped:
+                raise StepRefused(
+                    step=1, loss=outcome.loss, grad_norm=outcome.grad_norm, why=outcome.skipped
+                )
+        finally:
+            self._state.clear()
+            self._stale = True
+            self._connected = False
+            self._exact = self.settings.deterministic
+            self._guard = Guard(spike_factor=self.settings.spike_factor)
+
+    def touch(self) -> None:
+        """Fault in the memory that state and gradients will lie in, before there is state."""
+        self._state.clear()
+        self._state.gradients.zero_()
+
     def move_to(self, layout: Layout) -> None:
         """The same work over other groups: a layout that differs in who the other ranks are.
 

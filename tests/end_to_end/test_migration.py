@@ -31,6 +31,33 @@ def later_pauses(log: Sequence[Event]) -> list[Event]:
     return [pause for pause in of_kind(log, "pause") if pause["cause"] != "start"]
 
 
+def is_warm(log: Sequence[Event]) -> bool:
+    """Whether a standby has rehearsed both roles of two stages with two replicas."""
+    return [e["state"] for e in of_kind(log, "standby")].count("warm") >= 2
+
+
+def test_a_standby_rehearses_its_roles_while_the_others_train(
+    place: Place, undisturbed: Undisturbed
+):
+    steps = 80
+    with place.start(*CREW, f"train.steps={steps}") as run:
+        run.until(is_warm, what="the standby is warm")
+        rehearsed = len(layouts(run.events))
+        run.kill_node("node-1")
+        ended = run.wait()
+    assert ended.code == 0, ended.told()
+    log = ended.events
+    hold_to_invariants(ended, undisturbed(steps), steps=steps)
+    assert rehearsed == 1
+    assert layouts(log) == KEPT
+    states = [(e["node"], e["state"]) for e in of_kind(log, "standby")]
+    assert ("node-5", "cold") not in states
+    assert states[-1] == ("node-5", "promoted")
+    recordings = list((ended.folder / "recordings").iterdir())
+    assert len(recordings) == 2
+    assert all(path.stat().st_size < 1 << 20 for path in recordings)
+
+
 def test_a_standby_takes_a_dead_machines_place_and_the_layout_is_kept(
     place: Place, undisturbed: Undisturbed
 ):
