@@ -17,6 +17,7 @@ ACTIONS: dict[str, str] = {
     "check": "what a run here or on a cloud lacks, or (run.name=) whether its checkpoint is whole",
     "report": "draw a run's report again, from its log",
     "status": "what the run folders hold",
+    "migrate": "have a machine of a run that goes on (run=NAME node=NODE) hand over to another one",
     "down": "end what a run (run.name=), or every run (run.all=true), left rented",
 }
 """Name -> what it does. ``actions/<name>.py`` has its ``run(config: Config, console: Console)``."""

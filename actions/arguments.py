@@ -19,6 +19,7 @@ from sailor.errors import ConfigError
 PROGRAM = "python run.py"
 _LIST_KEYS = f"{PROGRAM} --cfg job   lists every key"
 _LENGTHS = {"train.steps": "train.tokens", "train.tokens": "train.steps"}
+_SHORT = {"run": "run.name", "node": "migrate.node"}
 _SUFFIXES = (".yaml", ".yml", ".json")
 _FLAGS_WITH_VALUE = (
     "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn",
@@ -51,6 +52,8 @@ def expand(arguments: Sequence[str], *, root: Path) -> list[str]:
             flags += ["--config-dir", str(path.parent), "--config-name", path.stem]
         elif is_path(key, value, options=options(key, root=root)):
             expanded += path_settings(key, value, given=given)
+        elif key in _SHORT:
+            expanded.append(f"{_SHORT[key]}={value}")
         elif other is not None and other not in given:
             expanded += [argument, f"{other}=null"]
         elif key.startswith("model.") and is_known(key):

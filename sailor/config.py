@@ -425,6 +425,18 @@ class EvalConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class MigrateConfig:
+    """action=migrate: which machine hands its seats over. Nothing here changes what is trained."""
+
+    node: str | None = None
+    """The machine, as the live view and the log call it; node=NAME sets it."""
+    why: str = "asked by the operator"
+    """Said in the log."""
+    wait: str = "5min"
+    """How long the command waits for the move; the run goes on with it in any case."""
+
+
+@dataclass(kw_only=True, slots=True)
 class FaultConfig:
     """One thing that shall go wrong. Kinds and targets: sailor/faults.py."""
 
@@ -551,6 +563,7 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    migrate: MigrateConfig = field(default_factory=MigrateConfig)
     ui: UiConfig = field(default_factory=UiConfig)
     run: RunConfig = field(default_factory=RunConfig)
 

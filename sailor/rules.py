@@ -31,7 +31,7 @@ _SECONDS = {
     "runtime.assemble": "120s", "runtime.halt": "10s", "runtime.boundary": "60s",
     "runtime.plan": "30s", "runtime.prepare": "30s", "runtime.restore": "30s",
     "cloud.join": "20min", "cloud.idle": "15min", "cloud.trace.length": "6h",
-    "simulate.length": "7d",
+    "simulate.length": "7d", "migrate.wait": "5min",
     "runtime.switch": "60s", "runtime.save": "120s", "runtime.leave_margin": "3s",
 }  # fmt: skip
 

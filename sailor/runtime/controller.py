@@ -47,6 +47,7 @@ from sailor.runtime.key_store import KeyStore
 from sailor.runtime.lifecycle import advance
 from sailor.runtime.probe import Answer, ask, reach_seconds
 from sailor.runtime.recent import RecentLosses
+from sailor.runtime.requests import take
 from sailor.runtime.roster import Roster
 from sailor.runtime.standby import Rehearsals
 from sailor.runtime.tally import SnapshotTally
@@ -354,6 +355,9 @@ class Controller:
                 silence_s=self.settings.silence_s,
             ):
                 self._lose(node, cause, silent_s)
+            for request in take(self.settings.directory):
+                self._events.write("move_asked", node=request.node, why=request.why)
+                self._put(s.MoveAsked(at=now, node=request.node, why=request.why))
             self._queue.put_nowait(s.Tick(at=now))
 
     async def _watch_notices(self) -> None:
