@@ -156,6 +156,7 @@ class _Training:
                 if event.kind == "step" and event.get("loss") is not None
             },
             recorded=frozenset((e.generation, e["step"]) for e in past if e.kind == "step"),
+            rehearse=config.runtime.rehearse,
         )
 
     def _view(self) -> str:

@@ -373,6 +373,8 @@ class RuntimeConfig:
     """For the last durable checkpoint."""
     leave_margin: str = "3s"
     """How long before its announced end a machine must be out of the layout."""
+    rehearse: bool = True
+    """Whether standbys and newcomers first run a step in the sandbox, with recorded answers."""
     max_restarts: int = 20
     """Transitions in a row without a single step before the run gives up."""
 

@@ -951,7 +951,7 @@ class Controller:
     def _time_to_rehearse(self) -> bool:
         """Whether a change that all train through has time for a newcomer's step in the sandbox."""
         t, steps = self._run.transition, self._step_seconds
-        if t is None or not t.planned or not steps:
+        if not self.settings.rehearse or t is None or not t.planned or not steps:
             return False
         left = self.settings.limits.prepare_s / 4
         if t.halt_due is not None:

@@ -1,0 +1,100 @@
+"""What an event log says of moves: pauses in median steps, first steps, what was redone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from sailor.observe.events import Event
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One change of machines that a run trained through.
+
+    ``gap_s``: from the last step applied before to the first applied after it, less one usual step:
+    all the time that was lost, whatever it was spent on. ``after_detection_s``: from the moment a
+    loss was known to that first step applied; None for planned ones. ``first_step``: the first
+    step's own seconds, as a multiple of the median of the generation's later ones.
+    """
+
+    planned: bool
+    cause: str
+    gap_s: float
+    usual_s: float
+    after_detection_s: float | None
+    first_step: float | None
+    steps_redone: int
+
+    @property
+    def gap_steps(self) -> float:
+        """The lost time in median steps."""
+        return self.gap_s / self.usual_s
+
+
+def usual_interval(log: Sequence[Event]) -> float:
+    """Median time between two steps of one generation, its first two left out. Raises
+    statistics.StatisticsError when there is none."""
+    intervals = []
+    for steps in _by_generation(log).values():
+        intervals += [b.t - a.t for a, b in zip(steps[2:], steps[3:], strict=False)]
+    return median(intervals)
+
+
+def changes(log: Sequence[Event]) -> list[Change]:
+    """Every change after the start, in order, that a step followed."""
+    found = []
+    by_generation = _by_generation(log)
+    lost = [e.t for e in log if e.kind in ("node_lost", "worker_lost")]
+    pauses = [e for e in log if e.kind == "pause" and e["cause"] != "start"]
+    for pause in pauses:
+        steps = by_generation.get(pause.generation, [])
+        before = [e for g, es in by_generation.items() if g < pause.generation for e in es]
+        if not steps or not before:
+            continue
+        first, last = steps[0], max(before, key=lambda e: e.t)
+        around = [*before[-12:], *steps[1:12]]
+        usual = _interval([e for e in around if e is not first]) or usual_interval(log)
+        known = [t for t in lost if t <= first.t]
+        later = [e["seconds"] for e in steps[1:]]
+        found.append(
+            Change(
+                planned=bool(pause["planned"]),
+                cause=str(pause["cause"]),
+                gap_s=first.t - last.t - usual,
+                usual_s=usual,
+                after_detection_s=first.t - known[-1] if known and not pause["planned"] else None,
+                first_step=first["seconds"] / median(later) if len(later) >= 3 else None,
+                steps_redone=int(pause["steps_redone"]),
+            )
+        )
+    return found
+
+
+def losses(log: Sequence[Event]) -> dict[int, float]:
+    """Step -> loss of the generation that kept it."""
+    kept: dict[int, float] = {}
+    for event in log:
+        if event.kind == "generation_started":
+            kept = {step: loss for step, loss in kept.items() if step <= event["step"]}
+        elif event.kind == "step" and event["num_samples"]:
+            kept[event["step"]] = event["loss"]
+    return kept
+
+
+def _by_generation(log: Sequence[Event]) -> dict[int, list[Event]]:
+    steps: dict[int, list[Event]] = {}
+    for event in log:
+        if event.kind == "step" and event["num_samples"]:
+            steps.setdefault(event.generation, []).append(event)
+    return steps
+
+
+def _interval(steps: Sequence[Event]) -> float | None:
+    """Median time between neighbouring steps of one generation."""
+    pairs = zip(steps, steps[1:], strict=False)
+    near = [
+        b.t - a.t for a, b in pairs if b.generation == a.generation and b["step"] == a["step"] + 1
+    ]
+    return median(near) if len(near) >= 3 else None
