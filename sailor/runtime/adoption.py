@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sailor.parallel.layout import Layout
+from sailor.runtime import reserve
 from sailor.runtime.change import Outcome, begin_unplanned, record
 from sailor.runtime.ending import all_finished
 from sailor.runtime.state import (
@@ -87,7 +88,8 @@ def adopted(run: Run, at: float) -> Outcome:
         cause = "a new controller found the run broken"
         run, more = begin_unplanned(run, at, cause=cause, silent_s=at - run.started_at)
         return run, commands + more
-    spare = [name for name in run.nodes if name not in active.nodes]
+    apart = reserve.standbys(run)
+    spare = [name for name in run.nodes if name not in active.nodes and name not in apart]
     leaving = [name for name, node in run.nodes.items() if node.leaves_at is not None]
     unplanned_for = sorted({*spare, *leaving})
     run = replace(
@@ -98,8 +100,9 @@ def adopted(run: Run, at: float) -> Outcome:
         going_on=frozenset(),
         reconsider=f"a new controller found {', '.join(unplanned_for)}" if unplanned_for else "",
     )
-    run, more = all_finished(run, at)
-    return run, commands + more
+    run, more = reserve.warm(run)
+    run, rest = all_finished(run, at)
+    return run, commands + more + rest
 
 
 def waited(run: Run, at: float) -> Outcome:

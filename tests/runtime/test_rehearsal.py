@@ -130,7 +130,7 @@ def test_a_recording_of_numbers_that_are_none_never_reaches_the_state(settings, 
         samples=tuple(nan * (len(s) // 8) for s in recordings[0].samples),
     )  # fmt: skip
     trainer = a_trainer(settings, 0)
-    with pytest.raises(CannotRehearse, match="NotFinite"):
+    with pytest.raises(CannotRehearse, match="StepRefused"):
         rehearse(trainer, spoilt, role=role_at(settings, 0), abort=threading.Event())
     assert not any(t.weight.any() for t in trainer.state.values())
 
