@@ -20,6 +20,7 @@ from sailor.errors import ConfigError, DataError
 from sailor.faults import Fault, read_script
 from sailor.models.spec import ModelSpec
 from sailor.runtime.state import Limits
+from sailor.runtime.straggler import Rules
 from sailor.training.settings import OptimizerSettings, TrainSettings
 from sailor.units import parse_count, parse_seconds
 
@@ -120,6 +121,13 @@ def limits(config: Config, *, initial_nodes: int) -> Limits:
         leave_margin_s=parse_seconds(runtime.leave_margin), max_restarts=runtime.max_restarts,
         roll_back=config.train.guard is Guard.rollback,
     )  # fmt: skip
+
+
+def stragglers(config: Config) -> Rules | None:
+    """What counts as slow, None where nothing does."""
+    slow = config.runtime.straggler
+    # Half way back to the usual pace it is no more suspected.
+    return None if slow is None else Rules(slow=slow, clear=(1.0 + slow) / 2)
 
 
 def faults(config: Config) -> tuple[Fault, ...]:

@@ -157,6 +157,7 @@ class _Training:
             },
             recorded=frozenset((e.generation, e["step"]) for e in past if e.kind == "step"),
             rehearse=config.runtime.rehearse,
+            stragglers=domain.stragglers(config),
         )
 
     def _view(self) -> str:

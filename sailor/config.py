@@ -373,6 +373,9 @@ class RuntimeConfig:
     """For the last durable checkpoint."""
     leave_margin: str = "3s"
     """How long before its announced end a machine must be out of the layout."""
+    straggler: float | None = 1.5
+    """With cloud.standbys: a machine whose work takes this many times longer than it used to, and
+    than the others' does, is moved away from where that pays; null suspects none."""
     rehearse: bool = True
     """Whether standbys and newcomers first run a step in the sandbox, with recorded answers."""
     max_restarts: int = 20

@@ -62,6 +62,7 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "budget.total_usd": (0, None), "budget.per_hour_usd": (0, None),
     "planner.tensor_parallel": (1, None), "planner.pipeline_parallel": (1, None),
     "planner.data_parallel": (1, None), "planner.microbatch_size": (1, None),
+    "runtime.straggler": (1.1, None),
     "runtime.port": (0, 65535), "runtime.max_restarts": (1, None),
     "checkpoint.snapshot_every": (1, None), "checkpoint.compare_every": (0, None),
     "checkpoint.persist_every": (0, None), "checkpoint.keep": (1, None),

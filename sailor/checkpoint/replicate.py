@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 4 << 20
 CONNECT_S = 5.0
+PING_BYTES = 256 << 10
+PINGS = 5
 SILENCE_S = 20.0  # longest wait for the other side's next message
 
 
@@ -85,7 +88,13 @@ class Chunk(Message, frozen=True, kw_only=True):
     data: bytes
 
 
-BulkMessage = Get | Put | Head | Lacking | Accepted | Declined | Stored | Chunk
+class Ping(Message, frozen=True, kw_only=True):
+    """Send it back: how long that takes says what the line between two machines is like."""
+
+    data: bytes
+
+
+BulkMessage = Get | Put | Head | Lacking | Accepted | Declined | Stored | Chunk | Ping
 BULK_DECODER = decoder(BulkMessage)
 
 
@@ -122,6 +131,10 @@ async def serve_bulk(link: Link, shelf: Shelf) -> None:
             await _send_boxes(link, shelf, request)
         case Put():
             await _store_copy(link, shelf, request)
+        case Ping():
+            for _ in range(PINGS):
+                await link.send(request)
+                request = await _next(link)
         case _:
             log.warning("%s began with %s, closing", link.peer, type(request).__name__)
 
@@ -218,6 +231,25 @@ async def push(
         if not isinstance(answer, Stored):
             raise TransferFailed(getattr(answer, "reason", type(answer).__name__))
         return sent
+    except LinkClosed as error:
+        raise TransferFailed(str(error)) from error
+    finally:
+        link.abort()
+
+
+async def ping_seconds(address: tuple[str, int], *, identity: Identity) -> float:
+    """How long some bytes take to another agent and back, the best of a few times: what slows all
+    of them is the line, not a busy moment. Raises TransferFailed."""
+    link = await _dial(address, identity)
+    try:
+        best = SILENCE_S
+        for _ in range(PINGS):
+            began = time.monotonic()
+            await link.send(Ping(data=bytes(PING_BYTES)))
+            if not isinstance(await _next(link), Ping):
+                raise TransferFailed("a ping was not answered by one")
+            best = min(best, time.monotonic() - began)
+        return best
     except LinkClosed as error:
         raise TransferFailed(str(error)) from error
     finally:

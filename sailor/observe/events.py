@@ -73,6 +73,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "node_released": ("node", "proof"),
     "standby": ("node", "state", "why"),  # appointed, warm, cold, promoted
     "move_asked": ("node", "why"),
+    "held_up": ("why",),
+    "lines_probed": ("nodes", "pairs"),
     "move_refused": ("node", "why"),
     "recruiting": ("decision", "node", "why"),
     "fault_injected": ("fault", "target", "at"),

@@ -44,6 +44,15 @@ _NCCL_ENVIRONMENT = {
 }  # fmt: skip
 
 
+class Waits(threading.local):
+    """Seconds this thread has spent waiting for others, in all: what of a step is not work."""
+
+    seconds: float = 0.0
+
+
+waits = Waits()
+
+
 class Aborted(Exception):
     """A wait was left: the abort event was set, its deadline passed, or a peer is gone."""
 
@@ -177,6 +186,13 @@ class _Work:
         return self._done.is_set()
 
     def wait(self) -> None:
+        began = time.monotonic()
+        try:
+            self._wait()
+        finally:
+            waits.seconds += time.monotonic() - began
+
+    def _wait(self) -> None:
         abort = self._group.abort
         while not self._done.wait(_SLICE_S):
             if abort.is_set():

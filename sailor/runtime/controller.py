@@ -45,11 +45,13 @@ from sailor.runtime.identity import Identity
 from sailor.runtime.journal import Journal, read_journal, write_journal
 from sailor.runtime.key_store import KeyStore
 from sailor.runtime.lifecycle import advance
+from sailor.runtime.lookout import Lookout, ProbeAll, Wish
 from sailor.runtime.probe import Answer, ask, reach_seconds
 from sailor.runtime.recent import RecentLosses
 from sailor.runtime.requests import take
 from sailor.runtime.roster import Roster
 from sailor.runtime.standby import Rehearsals
+from sailor.runtime.straggler import Rules
 from sailor.runtime.tally import SnapshotTally
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
 from sailor.runtime.watchdog import exchange_timeout_s
@@ -96,6 +98,7 @@ class ControllerSettings:
     keep: int = 2
     losses: Mapping[int, float] = field(default_factory=dict)  # by step, of earlier starts
     recorded: frozenset[tuple[int, int]] = frozenset()  # (generation, step) in the log already
+    stragglers: Rules | None = None  # where machines stand by; None never suspects any
     rehearse: bool = True  # standbys run a step in the sandbox for the seats they may take
     leave_s: float = 120.0  # for a machine that is given back to hand over what it holds
 
@@ -145,6 +148,7 @@ class Controller:
         self._completing = asyncio.Lock()
         self._newest: store.Checkpoint | None = None  # durable, and not found spoiled
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lookout = Lookout(settings.stragglers if settings.limits.standbys else None)
         self._rehearsals = Rehearsals(
             settings.directory / "recordings",
             train=settings.run.train,
@@ -517,6 +521,9 @@ class Controller:
         match message:
             case m.Heartbeat():
                 self._note_statuses(node, message.workers)
+                await self._mind_pace(node, message.workers)
+            case m.Probed():
+                self._mind_lines(message)
                 await link.send(m.Beat())
             case m.StoreSet():
                 await self._store.set(generation, message.key, message.value)
@@ -599,6 +606,47 @@ class Controller:
         agent = self._roster.agents.get(node)
         if agent is not None:
             agent.statuses = {status.worker: status for status in statuses}
+
+    async def _mind_pace(self, node: str, statuses: tuple[m.WorkerStatus, ...]) -> None:
+        """Find out who holds the others up, and have it moved where that pays."""
+        run = self._run
+        if run.phase is not s.Phase.training or run.active is None or not self._step_seconds:
+            return
+        verdict = self._lookout.heard(
+            node,
+            statuses,
+            step_s=self._step_seconds[-1],
+            steps_left=run.total_steps - run.step,
+            pause_s=self._planned_pause_s,
+            nodes=run.active.nodes,
+        )
+        match verdict:
+            case Wish():
+                self._wish_moved(verdict)
+            case ProbeAll():
+                self._events.write("held_up", why=verdict.why)
+                there = self._roster.agents
+                addresses = {n: there[n].address for n in verdict.nodes if n in there}
+                for at in addresses:
+                    peers = {n: address for n, address in addresses.items() if n != at}
+                    await self._roster.send(at, m.Probe(peers=peers))
+
+    def _mind_lines(self, answer: m.Probed) -> None:
+        run = self._run
+        links, wish = self._lookout.probed(
+            answer, steps_left=run.total_steps - run.step, pause_s=self._planned_pause_s
+        )
+        if links is not None:
+            self._events.write(
+                "lines_probed", nodes=list(links.nodes), pairs=[list(p) for p in links.pairs]
+            )
+        if wish is not None:
+            self._wish_moved(wish)
+
+    def _wish_moved(self, wish: Wish) -> None:
+        """A slow machine is not to stand in for others afterwards."""
+        self._events.write("move_asked", node=wish.node, why=wish.why)
+        self._put(s.MoveAsked(at=self._clock.now(), node=wish.node, why=wish.why, keep_out=True))
 
     async def _answer_store(self, link: Link, request: m.StoreGet) -> None:
         values = await self._store.get(
@@ -850,6 +898,7 @@ class Controller:
             self._tally = SnapshotTally(
                 generation=self._run.active_generation, world_size=layout.world_size
             )
+            self._lookout.began(step=int(fields["step"]))
             fields["ranks"] = [
                 {
                     "rank": rank,

@@ -99,6 +99,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int = 0  # the most it has held: resident set, or of its GPU's allocator
     base_bytes: int = 0  # resident when it came up: the interpreter and torch
     generation: int = 0
+    busy_s: float = 0.0  # of its last step: at work, its waits for others left out
 
 
 # Agent -> controller
@@ -259,6 +260,13 @@ class Warmed(Message, frozen=True, kw_only=True):
     error: str = ""
 
 
+class Probed(Message, frozen=True, kw_only=True):
+    """Answer to Probe: seconds of the same exchange with each peer; those it did not reach lack."""
+
+    node: str
+    seconds: dict[str, float]
+
+
 class StoreSet(Message, frozen=True, kw_only=True):
     """Group set-up: publish a value under a key of this generation."""
 
@@ -357,6 +365,12 @@ class Drop(Message, frozen=True, kw_only=True):
     """Forget a prepared generation that will not come."""
 
 
+class Probe(Message, frozen=True, kw_only=True):
+    """Measure the lines to these peers: node -> address of its bulk port."""
+
+    peers: dict[str, tuple[str, int]]
+
+
 class Shutdown(Message, frozen=True, kw_only=True):
     """End workers, free memory, exit."""
 
@@ -373,10 +387,11 @@ class StoreValues(Message, frozen=True, kw_only=True):
 ToController = (
     Hello | Heartbeat | WorkerUp | WorkerLost | Prepared | Halted | Switched | TransitionFailed
     | Stepped | Snapshotted | Persisted | Finished | NoticeSeen | Diverged | StoreSet | StoreGet
-    | Recorded | Warmed
+    | Recorded | Warmed | Probed
 )  # fmt: skip
 ToAgent = (
-    Welcome | Refused | Beat | Prepare | Warm | Halt | Switch | Go | Drop | Shutdown | StoreValues
+    Welcome | Refused | Beat | Prepare | Warm | Probe | Halt | Switch | Go | Drop | Shutdown
+    | StoreValues
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)

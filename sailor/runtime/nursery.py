@@ -152,6 +152,7 @@ class Nursery:
                     peak_bytes=progress.device_bytes or peak_bytes(child.pid),
                     base_bytes=0 if progress.device_bytes else child.base_bytes,
                     generation=child.generation,
+                    busy_s=progress.busy_s,
                 )
             )
         return tuple(found)

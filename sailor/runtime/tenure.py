@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sailor.checkpoint.arena import OutOfSnapshotMemory
-from sailor.checkpoint.replicate import TransferFailed
+from sailor.checkpoint.replicate import TransferFailed, ping_seconds
 from sailor.checkpoint.segment import CorruptSnapshot, shapes_of
 from sailor.parallel.boxes import Box, total_bytes
 from sailor.parallel.layout import Layout, WorkerId
@@ -140,6 +140,8 @@ class Tenure:
                 self._beside(self._prepare(message, self._open_part(message)))
             case m.Warm():
                 self._beside(self._warm(message))
+            case m.Probe():
+                self._beside(self._probe(message))
             case m.Halt():
                 await self._halt(message)
             case m.Switch():
@@ -201,6 +203,16 @@ class Tenure:
                 if taking is not None and not taking.done():
                     taking.set_exception(CannotTake(f"worker {child.worker} died"))
                 await self._answer_halt(part)
+
+    async def _probe(self, probe: m.Probe) -> None:
+        """One line after the other: two at once would slow each other."""
+        seconds = {}
+        for peer, address in probe.peers.items():
+            with suppress(TransferFailed):
+                seconds[peer] = await ping_seconds(address, identity=self._facts.identity)
+        await self._tell(
+            m.Probed(generation=probe.generation, node=self._facts.node, seconds=seconds)
+        )
 
     # Standing by
 

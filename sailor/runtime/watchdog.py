@@ -33,6 +33,8 @@ STEPS_AN_EXCHANGE_MAY_TAKE = 10.0
 
 _SLOT = struct.Struct("<qqqqqq")  # ticked at (ns), moved at (ns), moves, step, doing, device bytes
 _SLOT_BYTES = PROGRESS_SLOT_BYTES
+_BUSY = struct.Struct("<d")
+_BUSY_AT = POISON_AT + 8
 _POISON = struct.Struct("<q")  # a fault that was put there for the worker to suffer
 
 
@@ -56,6 +58,7 @@ class Progress:
     step: int
     doing: Doing
     device_bytes: int
+    busy_s: float = 0.0  # of its last step: at work, its waits for others left out
 
 
 class ProgressPage:
@@ -95,6 +98,7 @@ class ProgressPage:
             step=step,
             doing=Doing(doing),
             device_bytes=device,
+            busy_s=_BUSY.unpack_from(self._map, slot * _SLOT_BYTES + _BUSY_AT)[0],
         )
 
     def reset(self, slot: int) -> None:
@@ -123,9 +127,10 @@ class Ticker:
             _POISON.pack_into(self._map, self._at + POISON_AT, Poison.none)
         return Poison(word)
 
-    def move(self, *, step: int, doing: Doing, device_bytes: int = 0) -> None:
+    def move(self, *, step: int, doing: Doing, device_bytes: int = 0, busy_s: float = 0.0) -> None:
         """The training thread got somewhere."""
         self._moves += 1
+        _BUSY.pack_into(self._map, self._at + _BUSY_AT, busy_s)
         struct.pack_into(
             "<qqqqq", self._map, self._at + 8,
             time.monotonic_ns(), self._moves, step, doing, device_bytes,

@@ -26,7 +26,7 @@ from sailor.checkpoint.segment import CorruptSnapshot, Segment
 from sailor.errors import DataError
 from sailor.faults import Poison
 from sailor.log import Stamp, configure_log
-from sailor.parallel.comm import Aborted, build_groups
+from sailor.parallel.comm import Aborted, build_groups, waits
 from sailor.parallel.layout import Layout, WorkerId
 from sailor.parallel.roles import role_of
 from sailor.parallel.sandbox import Recorder, Recording, StaleRecording
@@ -227,7 +227,7 @@ class Worker:
     def _step(self, seat: Seat, *, then: Callable[[], object] | None = None) -> bool:
         """One step, ``then``, and what is due after it. Whether all ranks voted to stop here."""
         train = seat.settings.train
-        poison = self._ticker.poison()
+        waited_s, poison = waits.seconds, self._ticker.poison()
         with stricken(seat.trainer.state, poison is Poison.step):
             outcome = seat.trainer.step(
                 seat.step + 1, stop=seat.stop.is_set(), room=lambda: not seat.grants.empty()
@@ -237,7 +237,8 @@ class Worker:
         seat.step += 1
         if poison is Poison.state:
             strike(seat.trainer.state)
-        self._move(Doing.training, step=seat.step)
+        busy_s = max(0.0, outcome.seconds - (waits.seconds - waited_s))
+        self._move(Doing.training, step=seat.step, busy_s=busy_s)
         self._complete(seat)
         record = _record(seat, outcome)
         seat.records.append(record)
@@ -343,9 +344,9 @@ class Worker:
         log.warning("generation %d: %s", generation, reason)
         self._channel.send(CouldNot(generation=generation, reason=reason, path=path))
 
-    def _move(self, doing: Doing, *, step: int) -> None:
+    def _move(self, doing: Doing, *, step: int, busy_s: float = 0.0) -> None:
         device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        self._ticker.move(step=step, doing=doing, device_bytes=device)
+        self._ticker.move(step=step, doing=doing, device_bytes=device, busy_s=busy_s)
 
     # Control thread
 
