@@ -14,6 +14,7 @@ from typing import Any
 from sailor.observe.events import Event
 from sailor.observe.goodput import Accounts
 from sailor.observe.ledger import Ledger
+from sailor.observe.standbys import Standbys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +141,7 @@ class RunHistory:
         self.parked = False
         self.stop_asked: Event | None = None
         self.ledger = Ledger()
+        self.standbys = Standbys()
         self.accounts = Accounts()
         self._seq = 0
         self._done: set[tuple[int, int]] = set()  # (generation, step) already counted
@@ -199,6 +201,7 @@ class RunHistory:
             case "run_ended":
                 self.ends.append(event)
                 self.world.append((event.t, 0))
+        self.standbys.apply(event, self.ledger)
         self.ledger.apply(event)
         self.accounts.apply(event)
 

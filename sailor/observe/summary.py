@@ -86,6 +86,11 @@ def summarise(events: Iterable[Event] | RunHistory) -> dict[str, Any]:
         ],
         "starts": len(history.starts),
         "cost_usd": _round(figures.cost_usd),
+        "standbys": {
+            "hours": _round(history.standbys.seconds(now=history.now) / 3600.0),
+            "cost_usd": _round(history.standbys.cost(now=history.now)),
+            "promoted": history.standbys.promoted,
+        },
         "usd_per_billion_tokens": _round(figures.usd_per_billion_tokens),
         "plan_vs_actual": [
             {

@@ -52,6 +52,18 @@ def tell(event: Event, history: RunHistory) -> str | None:
             return f"> training on {_layout(history)}{point}, {after} after the start"
         case "pause" if event.get("cause") != "start":
             return _pause(history.pauses[-1], history)
+        case "standby" if event.get("state") == "promoted":
+            return f"> {event['node']} {event.get('why')}"
+        case "standby" if event.get("state") == "warm" and history.standbys.first_warmth(event):
+            return f". {event['node']} stands by, warm after {duration(event.get('seconds', 0.0))}"
+        case "standby" if event.get("state") == "cold":
+            return f". {event['node']} stands by, cold ({event.get('why')})"
+        case "move_asked":
+            return f". {event['node']} is to be moved ({event.get('why')})"
+        case "move_refused":
+            return f". {event['node']} stays where it is ({event.get('why')})"
+        case "held_up":
+            return f". {event.get('why')}; the lines between machines are probed"
         case "transition_dropped":
             return f". layout kept ({event.get('why')})"
         case "parked":

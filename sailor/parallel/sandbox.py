@@ -147,8 +147,14 @@ class _Overheard:
     def reduce_scatter(self, parts: torch.Tensor) -> Pending:
         return self._note("reduce_scatter", parts, self._real.reduce_scatter(parts))
 
+    def settle(self) -> None:
+        self._real.settle()
+
     def rebind(self, abort: threading.Event) -> None:
         self._real.rebind(abort)
+
+    def interrupt(self) -> None:
+        self._real.interrupt()
 
     def close(self) -> None:
         self._real.close()
@@ -260,7 +266,13 @@ class _Replayed:
     def reduce_scatter(self, parts: torch.Tensor) -> Pending:
         return self._replay.answer("reduce_scatter", parts, group=self._index)
 
+    def settle(self) -> None:
+        return
+
     def rebind(self, abort: threading.Event) -> None:
+        return
+
+    def interrupt(self) -> None:
         return
 
     def close(self) -> None:
