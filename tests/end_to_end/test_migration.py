@@ -19,7 +19,10 @@ from tests.helpers.running import Ended, Place, Running, steps_done
 Undisturbed = Callable[[int], Ended]
 
 # Machines that share cores with strangers are slow at times, and nobody's fault.
-CREW = ("cloud.nodes=4", "cloud.standbys=1", f"train.steps={STEPS}", "runtime.straggler=null")
+CREW = (
+    "cloud.nodes=4", "cloud.standbys=1", f"train.steps={STEPS}", "runtime.straggler=null",
+    "runtime.assemble=10min",
+)  # fmt: skip
 KEPT = ["pp2 x dp2 x tp1", "pp2 x dp2 x tp1"]
 
 
