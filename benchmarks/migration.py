@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -64,8 +64,8 @@ def report(folder: Path, *, sizes: Sequence[int], moves: int) -> dict[str, Any]:
     figures = {
         "planned_pause_steps": pause,
         "planned_steps_redone": max(c.steps_redone for c in planned[main_size]),
-        "first_step_with_sandbox": _median_first(planned[main_size]),
-        "first_step_without_sandbox": _median_first(cold),
+        "first_step_with_sandbox": _first_of_fresh(planned.values()),
+        "first_step_without_sandbox": _first_of_fresh([cold]),
         "unplanned_pause_steps_after_detection": (unplanned.after_detection_s or 0.0)
         / unplanned.usual_s,
         "unplanned_steps_redone": unplanned.steps_redone,
@@ -192,8 +192,10 @@ def _median_gap(found: Sequence[Change]) -> float:
     return median(change.gap_steps for change in found)
 
 
-def _median_first(found: Sequence[Change]) -> float | None:
-    ratios = [change.first_step for change in found if change.first_step is not None]
+def _first_of_fresh(runs: Iterable[Sequence[Change]]) -> float | None:
+    """The first step after the first move of each run: only then does a machine take over that has
+    never trained. Those moved away from stand by next, and are warm for having trained."""
+    ratios = [found[0].first_step for found in runs if found and found[0].first_step is not None]
     return median(ratios) if ratios else None
 
 

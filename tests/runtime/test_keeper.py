@@ -178,3 +178,63 @@ async def test_too_little_memory_leaves_nothing_allocated(tmp_path: Path) -> Non
     with pytest.raises(OutOfSnapshotMemory):
         await bench.keeper.allocate(a_worker(), 1, BOXES)
     assert bench.arena.used_bytes == 0
+
+
+@story
+async def test_who_goes_on_in_another_generation_keeps_its_segments_and_what_they_hold(
+    tmp_path: Path,
+) -> None:
+    bench, worker = Bench(tmp_path), a_worker()
+    await bench.sit(worker, 1)
+    for step in (1, 2):
+        await bench.snapshot(worker, 1, step)
+    used = bench.arena.used_bytes
+    bench.grants.clear()  # a grant that was not used: void from here on
+    bench.keeper.inherit(worker, 1, 2)
+    bench.keeper.open_seat(worker, 2)
+    assert bench.steps == [(1, 1), (1, 2)]
+    await bench.snapshot(worker, 2, 3)
+    assert bench.steps == [(1, 2), (2, 3)]  # the newest of before stays until this one is safe
+    await bench.snapshot(worker, 2, 4)
+    assert bench.steps == [(2, 3), (2, 4)]
+    assert bench.arena.used_bytes == used
+
+
+@story
+async def test_steps_that_are_about_to_be_redone_are_forgotten_their_memory_is_not(
+    tmp_path: Path,
+) -> None:
+    bench, worker = Bench(tmp_path), a_worker()
+    await bench.sit(worker, 1)
+    for step in (1, 2):
+        await bench.snapshot(worker, 1, step)
+    used = bench.arena.used_bytes
+    bench.grants.clear()
+    bench.keeper.inherit(worker, 1, 2)
+    bench.keeper.open_seat(worker, 2)
+    bench.grants.clear()
+    bench.keeper.inherit(worker, 2, 3)  # the change failed, and was made again
+    bench.keeper.open_seat(worker, 3)
+    bench.keeper.abandon(generation=3, step=1)
+    assert bench.steps == [(1, 1)]
+    assert bench.arena.used_bytes == used
+
+
+@story
+async def test_what_is_read_is_forgotten_only_afterwards(tmp_path: Path) -> None:
+    bench, worker = Bench(tmp_path), a_worker()
+    await bench.sit(worker, 1)
+    for step in (1, 2):
+        await bench.snapshot(worker, 1, step)
+    bench.grants.clear()
+    bench.keeper.inherit(worker, 1, 2)
+    newest = max(h.snapshot for h in bench.keeper.holdings())
+    with bench.keeper.pinned(newest) as segment:
+        bench.keeper.open_seat(worker, 2)
+        bench.grants.clear()
+        bench.keeper.inherit(worker, 2, 3)
+        bench.keeper.open_seat(worker, 3)
+        bench.keeper.abandon(generation=3, step=1)
+        assert bench.steps == [(1, 1)]
+        assert segment.snapshot == newest  # still there for whoever reads it
+    assert bench.steps == [(1, 1)]
