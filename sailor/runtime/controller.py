@@ -618,7 +618,6 @@ class Controller:
             step_s=self._step_seconds[-1],
             steps_left=run.total_steps - run.step,
             pause_s=self._planned_pause_s,
-            nodes=run.active.nodes,
         )
         match verdict:
             case Wish():
@@ -898,7 +897,7 @@ class Controller:
             self._tally = SnapshotTally(
                 generation=self._run.active_generation, world_size=layout.world_size
             )
-            self._lookout.began(step=int(fields["step"]))
+            self._lookout.began(step=int(fields["step"]), nodes=layout.nodes)
             fields["ranks"] = [
                 {
                     "rank": rank,

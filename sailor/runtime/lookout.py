@@ -47,14 +47,18 @@ class Lookout:
     def __init__(self, rules: Rules | None) -> None:
         self._rules = rules
         self._watch = Watch(rules=rules or Rules())
+        self._nodes: frozenset[str] = frozenset()
         self._seen: dict[str, int] = {}  # worker -> its newest step here
+        self._waiting: list[Sample] = []
         self._lost_s_per_step = 0.0
         self._probes: dict[tuple[str, str], float] = {}
         self._probed: set[str] = set()  # who has yet to answer
 
-    def began(self, *, step: int) -> None:
-        """Another generation trains."""
+    def began(self, *, step: int, nodes: Sequence[str]) -> None:
+        """Another generation trains, on these machines."""
         self._watch = began(self._watch, step=step)
+        self._nodes = frozenset(nodes)
+        self._waiting.clear()
         self._seen.clear()
         self._probed.clear()
 
@@ -66,12 +70,12 @@ class Lookout:
         step_s: float,
         steps_left: int,
         pause_s: float,
-        nodes: Sequence[str],
     ) -> Wish | ProbeAll | None:
-        """A heartbeat of a node of the layout on ``nodes``."""
-        if self._rules is None or node not in nodes:
+        """A heartbeat. Looked at once there is about one new sample of every worker: a thousand
+        machines say something all the time."""
+        if self._rules is None or node not in self._nodes:
             return None
-        samples = []
+        samples = self._waiting
         for status in statuses:
             worker = str(status.worker)
             if status.doing == "training" and status.step > self._seen.get(worker, -1):
@@ -86,9 +90,10 @@ class Lookout:
                             step_s=step_s,
                         )  # fmt: skip
                     )
-        if not samples:
+        if len(samples) < max(1, len(self._seen)):
             return None
         self._watch, verdict = observed(self._watch, samples)
+        samples.clear()
         match verdict:
             case Slow():
                 why = f"slow: its work takes {verdict.own:.1f} times as long as it used to"
@@ -97,9 +102,9 @@ class Lookout:
                 )
             case HeldUp() if not self._probed:
                 self._lost_s_per_step = verdict.lost_s_per_step
-                self._probes, self._probed = {}, set(nodes)
+                self._probes, self._probed = {}, set(self._nodes)
                 why = f"steps take {verdict.ratio:.1f} times as long, nobody works longer"
-                return ProbeAll(nodes=tuple(nodes), why=why)
+                return ProbeAll(nodes=tuple(sorted(self._nodes)), why=why)
         return None
 
     def probed(

@@ -17,9 +17,7 @@ def heartbeats(lookout, *, first, last, busy, step_s=0.1, steps_left=1000):
                 worker=WorkerId(node=node, slot=0, incarnation=1), pid=1, step=step,
                 doing="training", busy_s=busy(node, step),
             )  # fmt: skip
-            wish = lookout.heard(
-                node, (status,), step_s=step_s, steps_left=steps_left, pause_s=1.0, nodes=NODES
-            )
+            wish = lookout.heard(node, (status,), step_s=step_s, steps_left=steps_left, pause_s=1.0)
             if wish is not None:
                 return wish
     return None
@@ -45,7 +43,7 @@ def probes(lookout, slow, *, steps_left=1000):
 
 def test_a_slow_machine_is_wished_away_once():
     lookout = Lookout(RULES)
-    lookout.began(step=0)
+    lookout.began(step=0, nodes=NODES)
     assert heartbeats(lookout, first=1, last=20, busy=even) is None
     wish = heartbeats(lookout, first=21, last=60, busy=slow_n2, step_s=0.3)
     assert isinstance(wish, Wish)
@@ -55,7 +53,7 @@ def test_a_slow_machine_is_wished_away_once():
 
 def test_near_the_end_of_a_run_nobody_is_moved():
     lookout = Lookout(RULES)
-    lookout.began(step=0)
+    lookout.began(step=0, nodes=NODES)
     heartbeats(lookout, first=1, last=20, busy=even)
     assert heartbeats(lookout, first=21, last=60, busy=slow_n2, step_s=0.3, steps_left=5) is None
 
@@ -68,7 +66,7 @@ def test_without_rules_nobody_is_suspected():
 
 def held_up():
     lookout = Lookout(RULES)
-    lookout.began(step=0)
+    lookout.began(step=0, nodes=NODES)
     heartbeats(lookout, first=1, last=20, busy=even)
     probe = heartbeats(lookout, first=21, last=90, busy=even, step_s=0.4)
     assert isinstance(probe, ProbeAll)
