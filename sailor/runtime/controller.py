@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 FIRST_PAUSE_S = 1.0  # what a planned change is taken to cost before one was seen
+GOING_ON = ("training", "evaluating", "finished")  # what a worker does whose run is well
 HELLO_S = 10.0  # for a new connection's first word
 REACH_S = 2.0  # for a first connection to an agent's port
 UNREACHABLE_S = 0.3  # beyond what connecting takes: then the machine does not answer
@@ -488,7 +489,7 @@ class Controller:
             at=self._clock.now(),
             member=member,
             slots=slots,
-            going_on=frozenset(w.worker for w in mine if w.doing in ("training", "finished")),
+            going_on=frozenset(w.worker for w in mine if w.doing in GOING_ON),
             heard=hello.heard,
             step=max((status.step for status in mine), default=0),
         )

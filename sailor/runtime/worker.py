@@ -202,6 +202,8 @@ class Worker:
         """One step and what is due after it. Whether all ranks voted to stop here."""
         train = seat.settings.train
         poison = self._ticker.poison()
+        if poison is Poison.hang:
+            threading.Event().wait()  # whoever watches must find out
         with stricken(seat.trainer.state, poison is Poison.step):
             outcome = seat.trainer.step(
                 seat.step + 1, stop=seat.stop.is_set(), room=lambda: not seat.grants.empty()
@@ -222,7 +224,9 @@ class Worker:
             else:
                 seat.skipped += 1
         if last or (train.eval_every > 0 and seat.step % train.eval_every == 0):
+            self._move(Doing.evaluating, step=seat.step)
             record = msgspec.structs.replace(record, eval_loss=seat.trainer.evaluate())
+            self._move(Doing.training, step=seat.step)
             seat.records[-1] = record
         self._report(seat, record)
         return outcome.stop
@@ -230,7 +234,9 @@ class Worker:
     def _evaluate_start(self, seat: Seat) -> None:
         """The held-out loss before any step, as a record of step 0."""
         began = time.monotonic()
+        self._move(Doing.evaluating, step=seat.step)
         loss = seat.trainer.evaluate()
+        self._move(Doing.training, step=seat.step)
         seconds = time.monotonic() - began
         record = StepRecord(
             step=0, generation=seat.generation, loss=loss, tokens=0, grad_norm=0.0,
@@ -424,6 +430,7 @@ class Worker:
             host=order.host,
             device=settings.train.device,
             reuse=reuse,
+            waiting=self._ticker.waits,
         )
         return Seat(
             generation=order.generation,

@@ -32,6 +32,17 @@ def trained(place: Place, undisturbed: Undisturbed, *arguments: str, script, ste
     return ended
 
 
+def test_a_worker_that_hangs_is_found_though_all_else_of_it_lives(place, undisturbed):
+    """Its control thread ticks and its peers wait for it: what tells is that it does neither step
+    nor wait."""
+    script = [{"kind": "hang_worker", "at": 12, "target": "node-2/0"}]
+    ended = trained(place, undisturbed, "cloud.nodes=4", script=script)
+    (lost,) = of_kind(ended.events, "worker_lost")
+    assert lost["worker"] == "node-2/0.1"  # the waiting peers are not blamed
+    assert lost["cause"].startswith("its training thread hangs")
+    assert of_kind(ended.events, "node_lost") == []
+
+
 def test_a_killed_agent_takes_its_worker_with_it_and_the_node_is_lost(place, undisturbed):
     script = [{"kind": "kill_agent", "at": 12, "target": "node-2"}]
     ended = trained(place, undisturbed, "cloud.nodes=3", script=script)
