@@ -147,6 +147,7 @@ class Controller:
         self._journal = read_journal(self._journal_path)
         self._journalling = asyncio.Lock()
         self._roster = Roster(members=self._journal.members, given_up=self._journal.fenced)
+        self._winding_down = False  # whoever leaves now was told to
         self._adopts = False
         self._open = asyncio.Event()  # ``run`` has begun; whoever dials in before waits
         self._run = s.Run(
@@ -301,6 +302,7 @@ class Controller:
             await self._execute(command)
 
     async def _wind_down(self) -> tuple[Released, ...]:
+        self._winding_down = True
         reason = self._outcome.why if self._outcome is not None else "the controller failed"
         for node in list(self._roster.agents):
             await self._roster.send(node, m.Shutdown(reason=reason))
@@ -463,13 +465,15 @@ class Controller:
         and not only when its time is up."""
         for number in range(rounds):
             agent = self._roster.agents.get(node)
-            if agent is None or agent.reach_s is None:
+            if agent is None or agent.reach_s is None or self._winding_down:
                 return None
             heard_at, link = agent.heard_at, agent.link
             if rounds > 1 and link is not None:
                 return None  # it has come back
             answer = await ask(agent.address, seconds=UNREACHABLE_S + 4 * agent.reach_s)
             if self._roster.agents.get(node) is not agent or agent.heard_at != heard_at:
+                return None
+            if self._winding_down:
                 return None
             silent_s = self._clock.now() - heard_at
             match answer:
