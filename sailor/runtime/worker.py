@@ -345,6 +345,7 @@ class Worker:
                 if seat is not None and seat.generation == grant.generation:
                     if grant.segment not in seat.segments:
                         spare = Segment.attach(Path(grant.segment))
+                        spare.touch()  # the agent has faulted it in; this maps it here
                         seat.segments = {**seat.segments, grant.segment: spare}
                     seat.grants.put(grant.segment)
 
@@ -411,9 +412,6 @@ class Worker:
         rank = layout.rank_of(self._me)
         if rank is None:
             raise ValueError(f"{self._me} has no rank in generation {order.generation}")
-        segments = {path: Segment.attach(Path(path)) for path in order.segments}
-        for segment in segments.values():
-            segment.touch()
         trainer = Trainer(layout=layout, rank=rank, settings=settings.train)
         touch(trainer)
         with self._lock:
@@ -439,7 +437,7 @@ class Worker:
             rank=rank,
             trainer=trainer,
             groups=groups,
-            segments=segments,
+            segments={},
             abort=abort,
             lender=present,
         )
