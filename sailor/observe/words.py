@@ -18,6 +18,7 @@ _FAULTS = {
     "kill_node": "{} is killed",
     "kill_worker": "worker {} is killed",
     "stop_worker": "worker {} is stopped",
+    "hang_worker": "worker {} hangs",
     "kill_agent": "the agent of {} is killed",
     "slow_node": "{} is slowed down",
     "corrupt_snapshot": "the snapshots of {} are damaged",

@@ -212,6 +212,8 @@ class Worker:
         """One step and what is due after it. Whether all ranks voted to stop here."""
         train = seat.settings.train
         poison = self._ticker.poison()
+        if poison is Poison.hang:
+            threading.Event().wait()  # whoever watches must find out
         with stricken(seat.trainer.state, poison is Poison.step):
             outcome = seat.trainer.step(
                 seat.step + 1, stop=seat.stop.is_set(), room=lambda: not seat.grants.empty()
@@ -233,7 +235,9 @@ class Worker:
             else:
                 seat.skipped += 1
         if last or (train.eval_every > 0 and seat.step % train.eval_every == 0):
+            self._move(Doing.evaluating, step=seat.step)
             record = msgspec.structs.replace(record, eval_loss=seat.trainer.evaluate())
+            self._move(Doing.training, step=seat.step)
             seat.records[-1] = record
         self._report(seat, record)
         return outcome.stop
@@ -241,7 +245,9 @@ class Worker:
     def _evaluate_start(self, seat: Seat) -> None:
         """The held-out loss before any step, as a record of step 0."""
         began = time.monotonic()
+        self._move(Doing.evaluating, step=seat.step)
         loss = seat.trainer.evaluate()
+        self._move(Doing.training, step=seat.step)
         seconds = time.monotonic() - began
         record = StepRecord(
             step=0, generation=seat.generation, loss=loss, tokens=0, grad_norm=0.0,
@@ -362,6 +368,8 @@ class Worker:
                 if seat is not None and seat.generation == grant.generation:
                     if grant.segment not in seat.segments:
                         spare = Segment.attach(Path(grant.segment))
+                        spare.touch()  # the agent has faulted it in; this maps it here
+                        seat.side_copy.lock((spare,))
                         seat.segments = {**seat.segments, grant.segment: spare}
                     seat.grants.put(grant.segment)
 
@@ -432,12 +440,8 @@ class Worker:
         rank = layout.rank_of(self._me)
         if rank is None:
             raise ValueError(f"{self._me} has no rank in generation {order.generation}")
-        segments = {path: Segment.attach(Path(path)) for path in order.segments}
-        for segment in segments.values():
-            segment.touch()
         trainer = Trainer(layout=layout, rank=rank, settings=settings.train)
         side_copy = SideCopy(trainer.device)
-        side_copy.lock(segments.values())
         touch(trainer)
         if not self._warm:  # the first step of a process takes several times as long
             trainer.warm_up()
@@ -456,6 +460,7 @@ class Worker:
             host=order.host,
             device=settings.train.device,
             reuse=reuse,
+            waiting=self._ticker.waits,
         )
         return Seat(
             generation=order.generation,
@@ -464,7 +469,7 @@ class Worker:
             rank=rank,
             trainer=trainer,
             groups=groups,
-            segments=segments,
+            segments={},
             side_copy=side_copy,
             abort=abort,
             lender=present,

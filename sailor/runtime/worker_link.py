@@ -47,12 +47,11 @@ class ChannelClosed(Exception):
 
 
 class Build(Message, frozen=True, kw_only=True):
-    """Prepare a generation in the background. ``segments``: files to write snapshots to."""
+    """Prepare a generation in the background. Segments to write snapshots to come as Grants."""
 
     settings: RunSettings
     plan: Plan
     workers: tuple[WorkerId, ...]  # rank order
-    segments: tuple[str, ...]
     host: str  # where other workers reach this one
     timeout_s: float  # of each group's set-up and operations
 
