@@ -214,7 +214,8 @@ class Worker:
         poison = self._ticker.poison()
         if poison is Poison.hang:
             threading.Event().wait()  # whoever watches must find out
-        with stricken(seat.trainer.state, poison is Poison.step):
+        trainer = seat.trainer
+        with stricken(trainer.state, poison is Poison.step, changed=trainer.republish):
             outcome = seat.trainer.step(
                 seat.step + 1, stop=seat.stop.is_set(), room=lambda: not seat.grants.empty()
             )
