@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -16,6 +26,7 @@ from provision.clusters import ClusterProvisioner, end_leftovers
 from provision.faults import Machines
 from provision.local import LocalProvisioner
 from provision.local import end_leftovers as end_local_leftovers
+from provision.namespaces import Namespaces, NoNamespaces
 from provision.outlook import Place
 from provision.payload import make_payload
 from provision.placement import INFRAS, Placement, placement
@@ -116,6 +127,7 @@ def machinery(
     identity: Path,
     tokens: Path,
     tell_capacity: Callable[[Place], None],
+    network: Namespaces | None = None,
 ) -> Machinery:
     """Whoever rents machines for a run, ready to be asked. Needs a running event loop."""
     if config.cloud.name not in HERE:
@@ -131,10 +143,14 @@ def machinery(
         identity=identity,
         slots={LOCAL_MACHINE: config.cloud.gpus_per_node},
         zones=LOCAL_ZONES if trace is None else zones_of(trace),
+        network=network,
     )
 
     async def leftovers(taken: Collection[str]) -> tuple[Released, ...]:
-        return await end_local_leftovers(folder, run=run, besides=taken)
+        ended = await end_local_leftovers(folder, run=run, besides=taken)
+        if network is not None:
+            network.sweep(besides=taken)
+        return ended
 
     if trace is None:
         return Machinery(provisioner=local, leftovers=leftovers, breakable=local)
@@ -146,6 +162,30 @@ def machinery(
         on_capacity=lambda zone, machine_type, free: tell_capacity((zone, machine_type, True)),
     )
     return Machinery(provisioner=spot, leftovers=leftovers, breakable=spot, play=spot.play)
+
+
+@contextmanager
+def own_network(config: Config, *, run: str) -> Iterator[Namespaces | None]:
+    """The network of a run whose machines have one of their own, until the end of the block; else
+    None. Raises CloudError E409."""
+    if not config.cloud.isolated or config.cloud.name not in HERE:
+        yield None
+        return
+    network = Namespaces(run)
+    try:
+        network.open()
+    except NoNamespaces as error:
+        raise CloudError(
+            "machines cannot have networks of their own on this computer",
+            code="E409",
+            why=str(error),
+            where="cloud.isolated=true",
+            fix="cloud.isolated=false   lets them share this computer's",
+        ) from error
+    try:
+        yield network
+    finally:
+        network.close()
 
 
 def placements(

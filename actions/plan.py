@@ -37,6 +37,7 @@ from sailor.planner.term import Term, worst_mark
 from sailor.units import count, duration, gib, parse_seconds
 
 ROWS = 8
+STALE_DAYS = 60
 
 
 def run(config: Config, console: Console) -> int:
@@ -181,8 +182,17 @@ def show(asked: Question, result: SearchResult, around: Around, console: Console
         else:
             said = export.text if export.form == "arguments" else f"{export.form} in output=json"
         console.print(f"{export.engine}: {said}", soft_wrap=True, markup=False)
-    for warning in (*asked.catalogue.remarks, *result.warnings):
+    for warning in notes(asked, result):
         console.print(f"note: {warning}", soft_wrap=True)
+
+
+def notes(asked: Question, result: SearchResult) -> list[str]:
+    """What a reader should know of the inputs."""
+    found = [*asked.catalogue.remarks, *result.warnings]
+    age = asked.catalogue.age_days(date.today())
+    if age is not None and age > STALE_DAYS:
+        found.append(f"prices are {age} days old and may have moved: cloud.live=true asks for them")
+    return found
 
 
 def header(asked: Question) -> str:
@@ -246,7 +256,7 @@ def document(
         "plans_priced": len(result.candidates),
         "considered": result.considered,
         "rejected": dict(result.rejected),
-        "warnings": list(result.warnings),
+        "warnings": notes(asked, result),
         "why": why_chosen(result, asked.limits),
         "binds": what_binds(result.best, limits=asked.limits, pool=asked.catalogue.pool),
         "front": [candidate_document(c, full=False) for c in around.front],

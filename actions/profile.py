@@ -44,7 +44,7 @@ DEADLINE_SECONDS = 600.0
 
 
 def run(config: Config, console: Console) -> int:
-    """Measure, or find what was measured. Raises DataError E518 when measuring fails."""
+    """Measure, or find what was measured. Raises DataError E520 when measuring fails."""
     spec = model_spec(config)
     compute_bytes = 4 if compute_dtype(config) is Dtype.float32 else 2
     path = _path(config, spec, compute_bytes)
@@ -80,12 +80,12 @@ def run(config: Config, console: Console) -> int:
 
 
 def read_profile(path: Path) -> Measurement:
-    """The measurement in a file. Raises DataError E518 with what is wrong with it."""
+    """The measurement in a file. Raises DataError E520 with what is wrong with it."""
     try:
         return read_measurement(path.read_text())
     except (OSError, UnicodeDecodeError, BadProfile) as error:
         raise DataError(
-            "the profile cannot be used", code="E518", why=str(error), where=str(path),
+            "the profile cannot be used", code="E520", why=str(error), where=str(path),
             fix="measure again: action=profile run.fresh=true",
         ) from error  # fmt: skip
 
@@ -153,7 +153,7 @@ def _child(module: str, *words: str, given: str = "") -> dict[str, Any]:
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         raise DataError(
-            f"measuring failed in {module}", code="E518", why=str(said).strip()[-600:],
+            f"measuring failed in {module}", code="E520", why=str(said).strip()[-600:],
             fix="free the device and run action=profile again",
         ) from error  # fmt: skip
     return found

@@ -30,7 +30,7 @@ FREE_KEYS = (
     "data.cache", "planner.patience", "checkpoint.keep", "checkpoint.compare_every", "cloud.live",
     "cloud.replace", "cloud.trace", "cloud.cluster", "cloud.shared_files", "cloud.python",
     "cloud.nodes_per_cluster", "cloud.launches", "cloud.join", "cloud.idle",
-    "checkpoint.path", "export", "eval", "migrate", "cloud.standbys",
+    "checkpoint.path", "export", "eval", "cloud.isolated", "migrate", "cloud.standbys",
 )  # fmt: skip
 
 

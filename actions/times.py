@@ -36,7 +36,7 @@ def data_sheets(spec: ModelSpec, job: Job) -> AnalyticProfile:
 
 
 def known_times(config: Config, spec: ModelSpec, job: Job) -> MeasuredProfile | None:
-    """What planner.profile names. Raises DataError E518 when it is for something else."""
+    """What planner.profile names. Raises DataError E520 when it is for something else."""
     if config.planner.profile is None:
         return None
     path = Path(config.planner.profile).expanduser()
@@ -48,7 +48,7 @@ def known_times(config: Config, spec: ModelSpec, job: Job) -> MeasuredProfile | 
         )  # fmt: skip
     except BadProfile as error:
         raise DataError(
-            "the profile cannot be used", code="E518", why=str(error), where=str(path),
+            "the profile cannot be used", code="E520", why=str(error), where=str(path),
             fix="action=profile with the model and train.sequence_length of this run",
         ) from error  # fmt: skip
 
@@ -74,7 +74,7 @@ def calibrated(
 ) -> Profile | None:
     """The profile with the scale that planner.calibrate's run asks for; as it is without one.
 
-    Raises ConfigError E108 when there is no such run, DataError E518 when it tells nothing.
+    Raises ConfigError E108 when there is no such run, DataError E520 when it tells nothing.
     """
     name = config.planner.calibrate
     if name is None:
@@ -96,7 +96,7 @@ def calibrated(
     seconds = next((s for s in measured if s), None)
     if seconds is None or plan.problems(spec):
         raise DataError(
-            f"run {name} tells nothing about {spec.name}", code="E518",
+            f"run {name} tells nothing about {spec.name}", code="E520",
             why=f"it takes {LEAST_STEPS} steps of this model under its first plan",
             where=str(folder), fix="train.steps=20 faults=none run.name=NEW makes one",
         )  # fmt: skip

@@ -18,7 +18,13 @@ from actions.begin import Beginning, begin
 from actions.console import Console
 from actions.foretold import foretold
 from actions.limits import refuse_when_spent, watch
-from actions.machines import Machinery, first_requests, machinery, offers_by_place
+from actions.machines import (
+    Machinery,
+    first_requests,
+    machinery,
+    offers_by_place,
+    own_network,
+)
 from actions.planning import Question, question
 from actions.run_folder import config_digest
 from actions.signals import signals_restored, stop_signals
@@ -26,6 +32,7 @@ from actions.trackers import follow, names_of
 from actions.worth import Worth
 from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
+from provision.namespaces import Namespaces
 from provision.outlook import BackOff, advised
 from provision.recruit import Crew, Rules
 from provision.recruiter import Recruiter, Refusal
@@ -73,6 +80,7 @@ class _Training:
     config: Config
     console: Console
     beginning: Beginning
+    network: Namespaces | None = None
 
     def run(self) -> int:
         """From the plan to the report."""
@@ -91,7 +99,8 @@ class _Training:
             try:
                 refuse_when_spent(self.config.budget, past=past, now=events.t)
                 self._announce(events, asked, chosen)
-                ending = asyncio.run(self._drive(asked, chosen, events, past))
+                with own_network(self.config, run=folder.name) as self.network:
+                    ending = asyncio.run(self._drive(asked, chosen, events, past))
                 events.write(
                     "run_ended", end=ending.end, why=ending.why, exit_code=ending.exit_code
                 )
@@ -143,7 +152,7 @@ class _Training:
             ),
             limits=domain.limits(config, initial_nodes=len(requests)),
             nodes=requests,
-            host=config.runtime.host,
+            host=config.runtime.host if self.network is None else self.network.host,
             port=config.runtime.port,
             heartbeat_s=parse_seconds(config.runtime.heartbeat),
             lease_s=parse_seconds(config.runtime.lease),
@@ -191,6 +200,7 @@ class _Training:
         machines = machinery(
             config, asked, run=folder.name, folder=folder.path, controller=await controller.start(),
             identity=keys, tokens=self.beginning.tokens, tell_capacity=recruiter.tell_capacity,
+            network=self.network,
         )  # fmt: skip
         taken = machines.provisioner.adopt(*controller.members)
         controller.adopt(taken)

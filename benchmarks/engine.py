@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -154,7 +155,7 @@ def single_part(bench: Bench) -> Part:
 def elastic_part(bench: Bench) -> Part:
     """Controller, agents, heartbeats, snapshots and event log."""
     return engine_elastic.report(
-        "3m", rounds=1 if bench.quick else 3, steps=15 if bench.quick else 40, batch=32,
+        "3m", rounds=1 if bench.quick else 3, steps=15 if bench.quick else 60, batch=8,
         tokens=bench.tokens, folder=bench.folder,
     )  # fmt: skip
 
@@ -198,6 +199,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(quick=options.quick, deterministic=options.deterministic, folder=Path(folder))
         for name in [part for part in PARTS if part in options.only]:
+            began = time.monotonic()
             try:
                 part = PARTS[name](bench)
             except RuntimeError as error:  # one contender that breaks is no reason to know nothing
@@ -206,6 +208,7 @@ def main() -> int:
                 continue
             figures |= part["figures"]
             detail[name] = part["detail"]
+            print(f"{name}: measured in {time.monotonic() - began:.0f} s", file=sys.stderr)
     document = {
         "benchmark": "engine", "figures": figures, "detail": {**detail, "failed": failed},
         "machine": machine(),

@@ -29,6 +29,9 @@ WARM_UP = 3  # steps
 def main() -> None:
     import torch
 
+    from sailor.runtime.process import die_with_parent
+
+    die_with_parent(os.getppid())  # a benchmark that is killed must not leave ranks that compute
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")  # libraries may print: not among the answers
     os.dup2(2, 1)

@@ -33,7 +33,11 @@ log = logging.getLogger(__name__)
 _CLOUDS = ("local", "trace")  # where machines are processes of this computer
 _SLOW_PERIOD_S = 0.1  # a slowed node is stopped for a part of each such period
 _SMALLEST_SNAPSHOT = 256  # bytes; the folder's own notes are smaller
-_POISONS = {FaultKind.nan_step: Poison.step, FaultKind.nan_state: Poison.state}
+_POISONS = {
+    FaultKind.nan_step: Poison.step,
+    FaultKind.nan_state: Poison.state,
+    FaultKind.hang_worker: Poison.hang,
+}
 _WORKER_KINDS = (FaultKind.kill_worker, FaultKind.stop_worker, *_POISONS)
 _NO_TARGET = (FaultKind.join, FaultKind.kill_controller)
 
@@ -195,7 +199,7 @@ class FaultInjector:
                 self._slow.append(asyncio.ensure_future(self._slow_down(target, fault)))
             case FaultKind.corrupt_snapshot:
                 _corrupt(self._machines.memory_folder(target))
-            case FaultKind.nan_step | FaultKind.nan_state:
+            case FaultKind.nan_step | FaultKind.nan_state | FaultKind.hang_worker:
                 folder = self._machines.memory_folder(_node_of(target))
                 _poison(folder, target, _POISONS[fault.kind])
             case FaultKind.join:
@@ -291,7 +295,7 @@ def _by_name(script: Sequence[Fault]) -> dict[str, Fault]:
 
 
 def _poison(folder: Path | None, worker: str, poison: Poison) -> None:
-    """Put a NaN in a worker's way. Raises OSError."""
+    """Put a NaN, or a hang, in a worker's way. Raises OSError."""
     if folder is None:
         raise FileNotFoundError(f"{worker} has no memory here")
     slot = int(worker.partition("/")[2].partition(".")[0])

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from provision.machines import Machine, MachineRecord
+from provision.namespaces import Namespaces, NoNamespaces
 from provision.processes import MARK, identify, kill_machine, living_members
 from sailor.cluster.provisioner import News, NodeRequest, Notice, Refused, Released
 from sailor.errors import CloudError
@@ -53,7 +54,8 @@ class LocalProvisioner:
     ``slots`` names the machine types and how many workers each holds. ``controller`` is the address
     agents dial, ``identity`` the folder with the run's keys. ``boot_s`` delays every start, as a
     cloud would. ``command`` is the agent's; its arguments are added here. Needs a running event
-    loop. One instance per run and process.
+    loop. One instance per run and process. With a ``network``, which is open, every machine has an
+    address of its own there.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class LocalProvisioner:
         grace_s: float = 5.0,
         command: Sequence[str] = AGENT,
         memory_root: Path = Path("/dev/shm"),
+        network: Namespaces | None = None,
     ) -> None:
+        self._network = network
         self.zones = tuple(zones)
         self._run = run
         self._folder = folder
@@ -131,12 +135,12 @@ class LocalProvisioner:
         if self._boot_s <= 0:
             try:
                 self._boot(running, request)
-            except OSError as error:
+            except (OSError, NoNamespaces) as error:
                 raise self._not_started(running, error) from error
         else:
             self._later(running, self._boot_s, self._boot_or_tell, running, request)
 
-    def _not_started(self, running: _Running, error: OSError) -> CloudError:
+    def _not_started(self, running: _Running, error: Exception) -> CloudError:
         node = running.machine.node
         del self._nodes[node]
         self._record.gone(running.machine, proof="never started")
@@ -208,7 +212,7 @@ class LocalProvisioner:
         return (*own, *left)
 
     def _boot(self, running: _Running, request: NodeRequest) -> None:
-        """Start the agent. Raises OSError."""
+        """Start the agent. Raises OSError, NoNamespaces."""
         log_path = self.log_path(request.node)
         log_path.parent.mkdir(parents=True, exist_ok=True)
         host, port = self._controller
@@ -219,14 +223,15 @@ class LocalProvisioner:
             "slots": str(self._slots[request.machine_type]),
             "controller": f"{host}:{port}",
             "identity": str(self._identity),
-            "host": "127.0.0.1",
+            "host": "127.0.0.1" if self._network is None else self._network.add(request.node),
             "log": str(log_path),
         }
         if self._memory_bytes is not None:
             arguments["memory-bytes"] = str(self._memory_bytes)
+        enter = () if self._network is None else self._network.enter(request.node)
         with log_path.open("ab") as output:
             running.process = subprocess.Popen(
-                [*self._command, *(x for k, v in arguments.items() for x in (f"--{k}", v))],
+                [*enter, *self._command, *(x for k, v in arguments.items() for x in (f"--{k}", v))],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -255,7 +260,7 @@ class LocalProvisioner:
     def _boot_or_tell(self, running: _Running, request: NodeRequest) -> None:
         try:
             self._boot(running, request)
-        except OSError as error:  # the order was placed: its end comes as news
+        except (OSError, NoNamespaces) as error:  # the order was placed: its end comes as news
             refusal = self._not_started(running, error)
             self._news.put_nowait(Refused(node=request.node, error=refusal))
 
@@ -297,6 +302,8 @@ class LocalProvisioner:
         return released
 
     def _gone(self, machine: Machine, proof: str) -> Released:
+        if self._network is not None:
+            self._network.remove(machine.node)
         self._record.gone(machine, proof=proof)
         return Released(node=machine.node, released=True, proof=proof)
 

@@ -271,6 +271,9 @@ class CloudConfig:
     """local only: how many machines this computer poses as."""
     gpus_per_node: int = 1
     """local only: worker processes per machine."""
+    isolated: bool = False
+    """local only: machines have network namespaces and addresses of their own, so that their links
+    can be cut; needs root and iproute2."""
     memory_per_gpu: str = "1GiB"
     """local only: memory each worker may use."""
     live: bool | None = None

@@ -17,10 +17,10 @@ from typing import Any
 
 from sailor.units import parse_seconds
 
-# Where a NaN is put for a worker to suffer: a word of its slot in the node's progress page. Memory
-# that flips a bit asks nobody either.
+# Where a NaN, or a hang, is put for a worker to suffer: a word of its slot in the node's progress
+# page. Memory that flips a bit asks nobody either.
 PROGRESS_PAGE = "progress"
-PROGRESS_SLOT_BYTES = 64
+PROGRESS_SLOT_BYTES = 128
 POISON_AT = 48
 
 
@@ -30,6 +30,7 @@ class Poison(IntEnum):
     none = 0
     step = 1
     state = 2
+    hang = 3
 
 
 class FaultKind(Enum):
@@ -39,6 +40,7 @@ class FaultKind(Enum):
     kill_node = "kill_node"  # SIGKILL of every process of a node
     kill_worker = "kill_worker"  # SIGKILL of one worker
     stop_worker = "stop_worker"  # SIGSTOP of one worker: alive and silent
+    hang_worker = "hang_worker"  # its training thread stands still for good, all else lives
     kill_agent = "kill_agent"  # SIGKILL of a node's agent alone
     slow_node = "slow_node"  # a node's workers get only a part of the time
     corrupt_snapshot = "corrupt_snapshot"  # bytes flipped in all snapshots a node holds

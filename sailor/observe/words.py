@@ -18,11 +18,21 @@ _FAULTS = {
     "kill_node": "{} is killed",
     "kill_worker": "worker {} is killed",
     "stop_worker": "worker {} is stopped",
+    "hang_worker": "worker {} hangs",
     "kill_agent": "the agent of {} is killed",
     "slow_node": "{} is slowed down",
+    "nan_step": "a number of {} is NaN for a step",
+    "nan_state": "a number of {} becomes NaN",
     "corrupt_snapshot": "the snapshots of {} are damaged",
     "join": "one more machine is asked for",
     "kill_controller": "the controller is killed",
+}
+
+
+_REFUSED = {
+    "skip": "left out",
+    "rollback": "going back to a saved state",
+    "stop": "the run stops, the step before is kept",
 }
 
 
@@ -66,6 +76,11 @@ def tell(event: Event, history: RunHistory) -> str | None:
             return f". {event.get('why')}; the lines between machines are probed"
         case "transition_dropped":
             return f". layout kept ({event.get('why')})"
+        case "step_refused":
+            follows = _REFUSED.get(str(event.get("action")), "")
+            return f"! step {event['step']} refused: its {event.get('why')}; {follows}"
+        case "quarantined":
+            return f"! states of step {event['step']} and later are not used again"
         case "parked":
             return f"! waiting for machines ({event.get('why')})"
         case "persist_failed":

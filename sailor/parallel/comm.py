@@ -195,6 +195,7 @@ class _Work:
     def _wait(self) -> None:
         abort = self._group.abort
         while not self._done.wait(_SLICE_S):
+            self._group.waiting()
             if abort.is_set():
                 self._group.close()
                 raise Aborted("the generation was aborted")
@@ -233,12 +234,20 @@ class ProcessGroupCommunicator:
     """A gloo or NCCL process group behind the Communicator interface."""
 
     def __init__(
-        self, group: Any, *, rank: int, size: int, abort: threading.Event, timeout_s: float
+        self,
+        group: Any,
+        *,
+        rank: int,
+        size: int,
+        abort: threading.Event,
+        timeout_s: float,
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.abort = abort
         self.timeout_s = timeout_s
+        self.waiting = waiting  # called again and again while a wait lasts
         self._group = group
         self._lock = threading.Lock()  # a group may be closed by another thread than waits
         self._on_device = not isinstance(group, dist.ProcessGroupGloo)
@@ -394,13 +403,16 @@ def build_groups(
     host: str,
     device: str = "cpu",
     reuse: Mapping[str, Communicator] | None = None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> dict[str, Communicator]:
     """The groups of ``rank``, by Group.key, built together with their other members.
 
     Blocks until every member of each group builds it too, at most ``timeout_s`` a group; no
     operation on them may then take longer than that either. ``host`` is the address others reach
     this worker at. A group whose key is in ``reuse`` is taken over untouched; all its members must
-    do the same. Raises Aborted; half-built groups are then closed, reused ones are not.
+    do the same. ``waiting`` is called now and then by whoever waits in one of them: a sign of life
+    that a thread stuck elsewhere does not give. Raises Aborted; half-built groups are then closed,
+    reused ones are not.
     """
     reuse = reuse or {}
     built: dict[str, Communicator] = {}
@@ -422,7 +434,12 @@ def build_groups(
             if link is None:
                 _connect(process_group, abort, timeout_s)
             built[group.key] = ProcessGroupCommunicator(
-                process_group, rank=at, size=len(group.ranks), abort=abort, timeout_s=timeout_s
+                process_group,
+                rank=at,
+                size=len(group.ranks),
+                abort=abort,
+                timeout_s=timeout_s,
+                waiting=waiting,
             )
     except BaseException as error:
         for key, communicator in built.items():

@@ -6,6 +6,7 @@ degree, microbatch) are computed once and a search evaluates them thousands of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -46,8 +47,9 @@ class MemoryCoefficients:
     working: float  # what one block needs beside its kept activations while it computes
     logits: float  # fp32 logits and their gradient, one microbatch at a time
     boundary: float  # one tensor that crosses a stage boundary
-    largest_in_block: float  # parameters of the largest tensor there
-    largest_in_ends: float  # the same of the token and the output matrix
+    block_largest: float  # parameters of the largest tensor of a block, and of each end
+    first_largest: float
+    last_largest: float
     numerics: Numerics
 
     def parameters(self, cut: Cut) -> float:
@@ -64,19 +66,29 @@ class MemoryCoefficients:
             + self.last_activations * cut.last
         )
 
-    def largest(self, cut: Cut) -> float:
-        """Parameters of a rank's largest tensor, which optimizer sharding keeps in one piece."""
-        ends = cut.first or cut.last
-        return max(self.largest_in_block, self.largest_in_ends if ends else 0.0)
+    def kept(self, cut: Cut, *, num_owners: int) -> float:
+        """Parameters whose state a rank keeps at most, when it is spread over the owners.
+
+        A tensor's state is kept whole by one of them, the largest given away first, so that nobody
+        keeps more than an even share and one tensor (sailor.parallel.layout, keepers).
+        """
+        largest = self.block_largest
+        if cut.first:
+            largest = max(largest, self.first_largest)
+        if cut.last:
+            largest = max(largest, self.last_largest)
+        return self.parameters(cut) / num_owners + (1 - 1 / num_owners) * largest
 
     @property
     def fixed_bytes_per_parameter(self) -> float:
-        """Weights and gradients (and the 16-bit copy, and the exact accumulator)."""
-        copy = 2 if self.numerics.compute_bytes == 2 else 0
-        return 4 + 4 + copy + (8 if self.numerics.deterministic else 0)
+        """Weights as they are computed with, fp32 gradients, and the exact accumulator."""
+        return self.numerics.compute_bytes + 4 + (8 if self.numerics.deterministic else 0)
 
-
-OPTIMIZER_BYTES_PER_PARAMETER = 8  # two fp32 moments, spread over the owners with ZeRO-1
+    @property
+    def state_bytes_per_parameter(self) -> float:
+        """What can be spread over the owners (ZeRO-1): two fp32 moments, and the fp32 weights where
+        those that are computed with are not fp32 themselves."""
+        return 12 if self.numerics.compute_bytes == 2 else 8
 
 
 @lru_cache(maxsize=4096)
@@ -99,6 +111,10 @@ def memory_coefficients(
         part: sum(_share(t, degree) for t in spec.tensors if t.part == part)
         for part in ("embedding", "head")
     }
+
+    def largest(wanted: Callable[[LogicalTensor], bool]) -> float:
+        return max((_share(t, degree) for t in spec.tensors if wanted(t)), default=0.0)
+
     token_matrix = next(t for t in spec.tensors if t.name == TOKEN_EMBEDDING)
     return MemoryCoefficients(
         block_parameters=sum(_share(t, degree) for t in spec.tensors if t.block == 0),
@@ -114,8 +130,11 @@ def memory_coefficients(
         + tokens * width * (2.0 * spec.hidden_size + 2.0 * _widest(spec) / degree),
         logits=tokens * spec.vocab_size / degree * (4 + 4 + width),
         boundary=boundary,
-        largest_in_block=max(_share(t, degree) for t in spec.tensors if t.block == 0),
-        largest_in_ends=_share(token_matrix, degree),
+        block_largest=largest(lambda t: t.block == 0),
+        first_largest=largest(lambda t: t.part == "embedding"),
+        last_largest=largest(
+            lambda t: t.part == "head" or (spec.tied_embeddings and t.name == TOKEN_EMBEDDING)
+        ),
         numerics=numerics,
     )
 
@@ -125,7 +144,7 @@ class _Parts:
     """The bytes behind the terms, without their names: a search adds them up very often."""
 
     parameters: float
-    optimizer: float
+    kept: float  # parameters whose state is here
     activations: float
     working: float
     logits: float
@@ -139,10 +158,7 @@ def _parts(
     optimizer_sharding: bool, gpu: GpuType,
 ) -> _Parts:  # fmt: skip
     parameters = coefficients.parameters(cut)
-    kept = parameters
-    if optimizer_sharding:  # evenly but for one tensor: sailor.parallel.layout, ``keepers``
-        largest = coefficients.largest(cut)
-        kept = largest + (parameters - largest) / num_owners
+    kept = coefficients.kept(cut, num_owners=num_owners if optimizer_sharding else 1)
     activations = num_in_flight * coefficients.activations(cut)
     logits = coefficients.logits if cut.last else 0.0
     buffers = 2.0 * ((not cut.first) + (not cut.last)) * coefficients.boundary
@@ -154,8 +170,8 @@ def _parts(
         fragmentation = FRAGMENTATION_SHARE * moving
         context = CONTEXT_BYTES
     return _Parts(
-        parameters, OPTIMIZER_BYTES_PER_PARAMETER * kept, activations,
-        coefficients.working, logits, buffers, fragmentation, context,
+        parameters, kept, activations, coefficients.working, logits, buffers, fragmentation,
+        context,
     )  # fmt: skip
 
 
@@ -178,14 +194,14 @@ def stage_memory(
         optimizer_sharding=optimizer_sharding, gpu=gpu,
     )  # fmt: skip
     numerics = coefficients.numerics
-    copy = 2 * parts.parameters if numerics.compute_bytes == 2 else 0.0
+    masters = 4 * parts.kept if numerics.compute_bytes == 2 else 0.0
     exact = 8 * parts.parameters if numerics.deterministic else 0.0
     terms = (
-        Term(name="weights", value=4 * parts.parameters),
-        Term(name="16-bit weights", value=copy),
+        Term(name="weights", value=numerics.compute_bytes * parts.parameters),
+        Term(name="fp32 weights", value=masters),
         Term(name="gradients", value=4 * parts.parameters),
         Term(name="exact sums", value=exact),
-        Term(name="optimizer", value=parts.optimizer),
+        Term(name="optimizer", value=8 * parts.kept),
         Term(name="activations", value=parts.activations, relative_error=0.1),
         Term(name="working", value=parts.working, relative_error=0.2),
         Term(name="logits", value=parts.logits),
@@ -212,7 +228,7 @@ def stage_bytes(
     )  # fmt: skip
     return (
         coefficients.fixed_bytes_per_parameter * parts.parameters
-        + parts.optimizer
+        + coefficients.state_bytes_per_parameter * parts.kept
         + parts.activations
         + parts.working
         + parts.logits
@@ -248,7 +264,7 @@ def most_blocks(
 
     capacity = gpu.memory_bytes
     share = FRAGMENTATION_SHARE if gpu.has_context else 0.0
-    states = OPTIMIZER_BYTES_PER_PARAMETER / (num_owners if optimizer_sharding else 1)
+    states = coefficients.state_bytes_per_parameter / (num_owners if optimizer_sharding else 1)
     states += coefficients.fixed_bytes_per_parameter
     each = states * coefficients.block_parameters
     each += (1 + share) * num_in_flight * coefficients.block_activations

@@ -7,7 +7,7 @@ any mix, and the search says so by not offering one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from sailor.cluster.network import Network
@@ -50,23 +50,30 @@ class Mixer:
             if sum(len(ground.zones) for ground, _ in chosen) < 2:
                 continue
             grounds = [ground for ground, _ in chosen]
+            parts = [offer for _, part in chosen for offer in part]
             for owners in self._owners():
-                costs = OwnCosts(
-                    self.spec, grounds, job=self.job, space=self.space, profile=self.profile,
-                    network=self.network, num_owners=owners,
-                )  # fmt: skip
-                if not costs.ways:
-                    continue
-                found = FleetSearch(costs, self._goal(grounds)).best()
-                if found is None:
-                    continue
-                try:
-                    plan = costs.plan(found.fleet)
-                except ValueError:
-                    continue  # shares of unlike microbatches that do not add up to the batch
-                if owners > 1 and len(plan.replicas) < owners:
-                    continue
-                yield self._rentals(plan, [offer for _, part in chosen for offer in part]), plan
+                for plan in self._best(grounds, self.space, owners):
+                    if owners == 1 or len(plan.replicas) >= owners:
+                        yield self._rentals(plan, parts), plan
+
+    def _best(self, grounds: Sequence[Ground], space: Space, owners: int) -> list[Plan]:
+        """The best plan on these grounds. Where its shares of unlike microbatches do not add up to
+        the batch, the best of each of those sizes alone."""
+        costs = OwnCosts(
+            self.spec, grounds, job=self.job, space=space, profile=self.profile,
+            network=self.network, num_owners=owners,
+        )  # fmt: skip
+        found = FleetSearch(costs, self._goal(grounds)).best() if costs.ways else None
+        if found is None:
+            return []
+        try:
+            return [costs.plan(found.fleet)]
+        except ValueError:
+            sizes = sorted({crew.template.microbatch_size for crew in found.fleet})
+        if len(sizes) == 1:
+            return []
+        alone = [replace(space, microbatch_sizes=(size,)) for size in sizes]
+        return [plan for one in alone for plan in self._best(grounds, one, owners)]
 
     def _owners(self) -> tuple[int, ...]:
         return (1, *SHARDED_OWNERS) if True in self.space.optimizer_sharding else (1,)

@@ -22,7 +22,6 @@ from sailor.models.spec import ModelSpec
 from sailor.parallel.schedule import in_flight
 from sailor.plan import tensor_parallel_problems
 from sailor.planner.memory import (
-    OPTIMIZER_BYTES_PER_PARAMETER,
     Cut,
     MemoryCoefficients,
     memory_coefficients,
@@ -134,7 +133,8 @@ class Shapes:
         # An average stage; the fullest one needs no less. Stage i of P keeps the activations of
         # P - i microbatches, and of one at least.
         fixed = column(lambda way: way.coefficients.fixed_bytes_per_parameter)
-        fixed += 0 if True in self.space.optimizer_sharding else OPTIMIZER_BYTES_PER_PARAMETER
+        if True not in self.space.optimizer_sharding:
+            fixed += column(lambda way: way.coefficients.state_bytes_per_parameter)
         kept = column(lambda way: way.coefficients.activations(whole))
         working = column(lambda way: way.coefficients.working)
         peak = (fixed * parameters + kept) / stages + working

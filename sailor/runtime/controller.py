@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,10 +19,8 @@ from statistics import median
 from typing import Any, Protocol, TypeVar
 
 from sailor.checkpoint import store
-from sailor.checkpoint.files import place
 from sailor.checkpoint.placement import peers
 from sailor.checkpoint.restore import Copy, Restore, choose
-from sailor.checkpoint.segment import CorruptSnapshot
 from sailor.clock import Clock, WallClock
 from sailor.cluster.provisioner import (
     NodeRequest,
@@ -33,7 +31,6 @@ from sailor.cluster.provisioner import (
     Started,
 )
 from sailor.errors import NoFeasiblePlan
-from sailor.parallel.boxes import all_boxes
 from sailor.parallel.layout import Layout, Member
 from sailor.parallel.transition import change_between
 from sailor.plan import Plan
@@ -41,6 +38,7 @@ from sailor.runtime import messages as m
 from sailor.runtime import state as s
 from sailor.runtime.adoption import to_adopt
 from sailor.runtime.agreement import Agreement
+from sailor.runtime.durable import Durable
 from sailor.runtime.identity import Identity
 from sailor.runtime.journal import Journal, read_journal, write_journal
 from sailor.runtime.key_store import KeyStore
@@ -60,8 +58,10 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 FIRST_PAUSE_S = 1.0  # what a planned change is taken to cost before one was seen
+GOING_ON = ("training", "evaluating", "finished")  # what a worker does whose run is well
 HELLO_S = 10.0  # for a new connection's first word
 REACH_S = 2.0  # for a first connection to an agent's port
+FAR_S = 0.25  # connecting takes no longer, unless we were busy when it was measured
 UNREACHABLE_S = 0.3  # beyond what connecting takes: then the machine does not answer
 ROUNDS, ROUND_S = 5, 0.01  # how often an agent that hung up is asked after, and how fast
 
@@ -142,11 +142,7 @@ class Controller:
         self._recorded: set[tuple[int, int]] = set(settings.recorded)
         self._step_seconds: deque[float] = deque(maxlen=32)  # of the newest steps
         self._losses = RecentLosses(settings.losses)
-        # (step, generation) -> node -> its part: parts of two generations are never one checkpoint
-        self._persisted: dict[tuple[int, int], dict[str, m.Persisted]] = {}
-        self._durable: set[int] = set()  # steps with a complete checkpoint of this start
-        self._completing = asyncio.Lock()
-        self._newest: store.Checkpoint | None = None  # durable, and not found spoiled
+        self._durable = Durable(settings.run, keep=settings.keep, events=events, clock=self._clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lookout = Lookout(settings.stragglers if settings.limits.standbys else None)
         self._rehearsals = Rehearsals(
@@ -154,7 +150,7 @@ class Controller:
             train=settings.run.train,
             wanted=settings.limits.standbys > 0 and settings.rehearse,
         )
-        self._spoiled: set[str | tuple[str, m.SnapshotId | None]] = set()  # paths, (node, snapshot)
+        self._spoiled: set[tuple[str, m.SnapshotId | None]] = set()  # (node, snapshot)
         self._before: Layout | None = None
         self._agreement: Agreement | None = None
         self._tally: SnapshotTally | None = None
@@ -163,6 +159,7 @@ class Controller:
         self._journal = read_journal(self._journal_path)
         self._journalling = asyncio.Lock()
         self._roster = Roster(members=self._journal.members, given_up=self._journal.fenced)
+        self._winding_down = False  # whoever leaves now was told to
         self._adopts = False
         self._open = asyncio.Event()  # ``run`` has begun; whoever dials in before waits
         self._run = s.Run(
@@ -209,8 +206,7 @@ class Controller:
             awaited=frozenset(living),
         )
         self._agreement, self._before = Agreement(layout=layout), layout
-        if self._newest is not None:
-            self._durable = {self._newest.step}
+        self._durable.trust_what_is_there()
 
     def ask_stop(self, end: s.End, why: str) -> None:
         """Finish the step, save, end. Safe to call from a signal handler of the loop."""
@@ -250,7 +246,7 @@ class Controller:
         CheckpointFailed when the place of durable checkpoints does not say what it has: a run must
         not begin anew because nobody answered.
         """
-        await self._look_for_newest()
+        await self._durable.look()
         self._server = await listen(
             self.settings.host,
             self.settings.port or (self._journal.port if self.members else 0),
@@ -261,23 +257,6 @@ class Controller:
         host, port = address_of(self._server)
         await self._note(self._journal.started(port=port))
         return host, port
-
-    async def _look_for_newest(self, *, below: int | None = None) -> None:
-        """Ask the place of durable checkpoints, once; what comes later we complete ourselves.
-
-        ``below``: only earlier steps count, since what came later led nowhere.
-        """
-        address = self.settings.run.checkpoint_directory
-        spoiled = [path for path in self._spoiled if isinstance(path, str)]
-        try:
-            directory = await asyncio.to_thread(place, address)
-            self._newest = await asyncio.to_thread(
-                partial(store.newest, directory, but=spoiled, below=below)
-            )
-        except OSError as error:
-            raise store.CheckpointFailed(
-                "the durable checkpoints cannot be listed", where=address, why=str(error)
-            ) from error
 
     def _note(self, journal: Journal) -> Coroutine[Any, Any, None]:
         """From now on this is the journal; awaited, it is on disk."""
@@ -318,6 +297,7 @@ class Controller:
 
     async def _wind_down(self) -> tuple[Released, ...]:
         self._note_memory()
+        self._winding_down = True
         reason = self._outcome.why if self._outcome is not None else "the controller failed"
         for node in list(self._roster.agents):
             await self._roster.send(node, m.Shutdown(reason=reason))
@@ -352,7 +332,7 @@ class Controller:
             await asyncio.sleep(TICK_S)
             now = self._clock.now()
             for agent in self._roster.to_ask_after(now=now):
-                self._beside(self._ask_after(agent.node, rounds=1))
+                self._beside(self._ask_after(agent.node, rounds=1, hung_up=False))
             for node, cause, silent_s in self._roster.overdue(
                 now=now,
                 reconnect_s=self.settings.reconnect_s,
@@ -374,6 +354,9 @@ class Controller:
                     if news.seconds <= 0 and news.node not in self._roster.agents:
                         self._lose(news.node, news.source, 0.0)  # it will never dial in
                         continue
+                    if news.seconds <= 0:
+                        self._beside(self._goes_now(news.node))
+                        continue
                     self._put(s.Noticed(at=self._clock.now(), node=news.node, seconds=news.seconds))
                 case Started():
                     self._events.write("node_started", node=news.node)
@@ -391,6 +374,12 @@ class Controller:
                 case Released() if news.node not in self._roster.agents:
                     # A member's end is for its heartbeat to tell: no cloud is as quick.
                     self._note_released(news)
+
+    async def _goes_now(self, node: str) -> None:
+        """A machine that is gone is lost, not to be planned without while it trains."""
+        await self._ask_after(node, rounds=ROUNDS, hung_up=False)
+        if node in self._roster.agents:
+            self._put(s.Noticed(at=self._clock.now(), node=node, seconds=0.0))
 
     def _put(self, event: s.Event) -> None:
         self._queue.put_nowait(event)
@@ -461,7 +450,7 @@ class Controller:
             if member:
                 self._put(self._rejoined(hello, agent.member, agent.slots))
                 for part in hello.persisted:
-                    await self._on_persisted(hello.node, part)
+                    await self._hear_durable(hello.node, part)
             else:
                 self._put(s.Joined(at=now, member=agent.member, slots=agent.slots))
         try:
@@ -471,7 +460,7 @@ class Controller:
                 await self._on_message(hello.node, link, message)
         except LinkClosed:
             self._roster.parted(hello.node, link, now=self._clock.now())
-            await self._ask_after(hello.node, rounds=ROUNDS)
+            await self._ask_after(hello.node, rounds=ROUNDS, hung_up=True)
 
     async def _measure_reach(self, node: str) -> None:
         """Learn whether the agent's port can be asked at all, while it surely lives."""
@@ -479,18 +468,21 @@ class Controller:
         if agent is not None:
             agent.reach_s = await reach_seconds(agent.address, seconds=REACH_S)
 
-    async def _ask_after(self, node: str, *, rounds: int) -> None:
+    async def _ask_after(self, node: str, *, rounds: int, hung_up: bool) -> None:
         """Whether a node that is silent or has gone away is there: if surely not, it is lost now,
         and not only when its time is up."""
         for number in range(rounds):
             agent = self._roster.agents.get(node)
-            if agent is None or agent.reach_s is None:
+            if agent is None or agent.reach_s is None or self._winding_down:
                 return None
             heard_at, link = agent.heard_at, agent.link
-            if rounds > 1 and link is not None:
+            if hung_up and link is not None:
                 return None  # it has come back
-            answer = await ask(agent.address, seconds=UNREACHABLE_S + 4 * agent.reach_s)
+            patience_s = UNREACHABLE_S + 4 * min(agent.reach_s, FAR_S)
+            answer = await ask(agent.address, seconds=patience_s)
             if self._roster.agents.get(node) is not agent or agent.heard_at != heard_at:
+                return None
+            if self._winding_down:
                 return None
             silent_s = self._clock.now() - heard_at
             match answer:
@@ -510,7 +502,7 @@ class Controller:
             at=self._clock.now(),
             member=member,
             slots=slots,
-            going_on=frozenset(w.worker for w in mine if w.doing in ("training", "finished")),
+            going_on=frozenset(w.worker for w in mine if w.doing in GOING_ON),
             heard=hello.heard,
             step=max((status.step for status in mine), default=0),
         )
@@ -591,7 +583,7 @@ class Controller:
                 if message.digests:
                     self._compare(message)
             case m.Persisted():
-                await self._on_persisted(node, message)
+                await self._hear_durable(node, message)
             case m.NoticeSeen():
                 self._events.write(
                     "notice", node=node, seconds=message.seconds, source=message.source
@@ -658,6 +650,12 @@ class Controller:
         except LinkClosed:
             log.debug("%s went before its store answer", link.peer)
 
+    async def _hear_durable(self, node: str, part: m.Persisted) -> None:
+        saved = await self._durable.hear(node, part)
+        if self._run.stopping is not None:
+            for name in saved:
+                self._put(s.NodeSaved(at=self._clock.now(), node=name))
+
     def _refuse(self, failed: m.TransitionFailed) -> None:
         """Never choose these again: what they hold is not what was written there."""
         for source in failed.spoiled:
@@ -665,12 +663,16 @@ class Controller:
             if source.snapshot is not None:
                 at = source.snapshot
                 copy = f"{at.worker}@{at.step} on {source.node}"
-            kept = source.path or (source.node, source.snapshot)
-            if kept not in self._spoiled:
-                self._spoiled.add(kept)
-                self._events.write(
-                    "copy_refused", generation=failed.generation, copy=copy, why=failed.reason
-                )
+            at_node = (source.node, source.snapshot)
+            if copy in self._durable.spoiled or at_node in self._spoiled:
+                continue
+            if source.path:
+                self._durable.spoiled.add(source.path)
+            else:
+                self._spoiled.add(at_node)
+            self._events.write(
+                "copy_refused", generation=failed.generation, copy=copy, why=failed.reason
+            )
 
     def _note_memory(self) -> None:
         """What each rank's process has taken at most, as its agent last said."""
@@ -759,65 +761,6 @@ class Controller:
                 action="skip",
             )
         self._events.write("step", generation=record.generation, **fields)
-
-    # Durable checkpoints
-
-    async def _on_persisted(self, node: str, part: m.Persisted) -> None:
-        """Collect the parts of a step; with the last one the checkpoint becomes complete.
-
-        A node counts as saved once the step it belongs to is complete, never before.
-        """
-        if part.error:
-            self._persist_failed(part.generation, part.step, part.error)
-            return
-        async with self._completing:
-            parts = self._persisted.setdefault((part.step, part.generation), {})
-            parts[node] = part
-            if part.step not in self._durable and self._covers_model(parts.values()):
-                await self._complete(part)
-        if part.step in self._durable and self._run.stopping is not None:
-            for saved in parts:
-                self._put(s.NodeSaved(at=self._clock.now(), node=saved))
-
-    def _covers_model(self, parts: Iterable[m.Persisted]) -> bool:
-        run = self.settings.run
-        there = {box for part in parts for box in part.boxes}
-        return there >= {box.name for box in all_boxes(run.spec, pieces=run.pieces)}
-
-    async def _complete(self, last: m.Persisted) -> None:
-        began = self._clock.now()
-        try:
-            directory = await asyncio.to_thread(place, self.settings.run.checkpoint_directory)
-            folder = store.step_directory(directory, last.step)
-            size = await asyncio.to_thread(
-                store.complete,
-                directory,
-                last.step,
-                list(self._persisted[last.step, last.generation].values()),
-                settings=self.settings.run,
-                keep=self.settings.keep,
-            )
-            self._spoiled.discard(str(folder))  # written anew
-            await self._look_for_newest()
-        except (store.CheckpointFailed, CorruptSnapshot, OSError) as error:
-            self._persist_failed(last.generation, last.step, str(error))
-            return
-        self._durable.add(last.step)
-        self._events.write(
-            "persisted",
-            generation=last.generation,
-            step=last.step,
-            bytes=size,
-            path=self.settings.run.checkpoint_directory,
-            seconds=self._clock.now() - began,
-        )
-        for old in [key for key in self._persisted if key[0] < last.step]:
-            del self._persisted[old]
-
-    def _persist_failed(self, generation: int, step: int, error: str) -> None:
-        """Training goes on; older checkpoints are as they were."""
-        self._events.write("persist_failed", generation=generation, step=step, error=error)
-        log.warning("step %d is not durable: %s", step, error)
 
     # Commands
 
@@ -1010,26 +953,13 @@ class Controller:
         copies, committed = self._copies(live=command.live)
         below = command.below
         self._events.write("committed", generation=self._run.active_generation, step=committed)
-        checkpoint = self._newest
-        if checkpoint is not None and (
-            str(checkpoint.path) in self._spoiled
-            or (below is not None and checkpoint.step >= below)
-        ):
-            try:
-                await self._look_for_newest(below=below)
-            except store.CheckpointFailed as error:
-                log.error("%s", error.render())
-                return  # the stage passes its deadline, and all is tried again
-            checkpoint = self._newest
-        if checkpoint is not None:
-            copies.append(
-                Copy(
-                    step=checkpoint.step,
-                    boxes=frozenset(checkpoint.boxes),
-                    generation=checkpoint.generation,
-                    path=str(checkpoint.path),
-                )
-            )
+        try:
+            durable = await self._durable.best(below=below)
+        except store.CheckpointFailed as error:
+            log.error("%s", error.render())
+            return  # the stage passes its deadline, and all is tried again
+        if durable is not None:
+            copies.append(durable)
         if below is not None:
             copies = [copy for copy in copies if copy.step < below]
         restore = choose(command.layout, copies, starts=self._journal.starts)

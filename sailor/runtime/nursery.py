@@ -29,7 +29,9 @@ from sailor.runtime.watchdog import (
     LOOK_S,
     STOPPED_LOOKS,
     Look,
+    Pace,
     ProgressPage,
+    is_hung,
     is_stopped,
     kernel_state,
     peak_bytes,
@@ -48,6 +50,7 @@ from sailor.runtime.worker_link import (
 
 log = logging.getLogger(__name__)
 
+_HUNG = "its training thread hangs"
 IMPORT_S = 120.0  # a cold import on a machine that is busy booting
 READY_S = 30.0
 _EXIT_S = 1.0  # how long to wait for the zygote to say how a worker died
@@ -83,6 +86,7 @@ class Child:
     generation: int = 0
     cause: str = ""  # why we ended it, if we did
     states: deque[str] = field(default_factory=lambda: deque(maxlen=STOPPED_LOOKS))
+    pace: Pace = field(default_factory=Pace)
 
 
 class Nursery:
@@ -280,7 +284,11 @@ class Nursery:
         if self._ending:
             return
         del self.children[child.worker]
-        silent_s = max(0.0, time.monotonic() - self._page.read(child.worker.slot).ticked_at)
+        progress = self._page.read(child.worker.slot)
+        heard_at = progress.ticked_at
+        if child.cause.startswith(_HUNG):
+            heard_at = max(progress.moved_at, progress.waited_at)
+        silent_s = max(0.0, time.monotonic() - heard_at)
         self._kill(child)  # a worker that closed its socket is of no use
         cause = child.cause or await self._cause_of_death(child)
         log.warning("worker %s (pid %d) lost: %s", child.worker, child.pid, cause)
@@ -330,6 +338,14 @@ class Nursery:
                 )
                 if not child.cause and is_stopped(look, now=now, previous_look_at=looked_at):
                     child.cause = "stopped"
+                    self._kill(child)
+                progress = self._page.read(child.worker.slot)
+                child.pace.look(progress, generation=child.generation)
+                steps = child.pace.step_seconds
+                if not child.cause and is_hung(
+                    progress, steps, now=now, previous_look_at=looked_at
+                ):
+                    child.cause = f"{_HUNG}: neither steps nor waits for a peer"
                     self._kill(child)
             looked_at = now
 

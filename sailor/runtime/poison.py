@@ -7,7 +7,7 @@ through, so that nothing can overlook it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,18 +22,23 @@ def strike(state: State) -> None:
 
 
 @contextmanager
-def stricken(state: State, really: bool) -> Iterator[None]:
-    """One weight is NaN meanwhile, if ``really``; afterwards it is what it was before."""
+def stricken(state: State, really: bool, *, changed: Callable[[], None]) -> Iterator[None]:
+    """One weight is NaN meanwhile, if ``really``; afterwards it is what it was before.
+
+    ``changed`` is told of both: in bf16 it is a copy of the state that is computed with.
+    """
     if not really:
         yield
         return
     victim = _victim(state)
     before = float(victim[0])
     victim[0] = math.nan
+    changed()
     try:
         yield
     finally:
         victim[0] = before
+        changed()
 
 
 def _victim(state: State) -> Any:

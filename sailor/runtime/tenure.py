@@ -71,6 +71,7 @@ class Part:
     workers: tuple[WorkerId, ...]  # of this node, in rank order
     kept: frozenset[WorkerId] = frozenset()  # who does the same work as before
     built: set[WorkerId] = field(default_factory=set)
+    roomy: bool = False  # its workers' snapshots have their memory
     taking: dict[WorkerId, asyncio.Future[Took]] = field(default_factory=dict)
     done: set[WorkerId] = field(default_factory=set)
     stood: dict[WorkerId, Stood] = field(default_factory=dict)
@@ -170,8 +171,7 @@ class Tenure:
                 log.debug("%s of %s: generation is over", type(message).__name__, child.worker)
             case Built():
                 part.built.add(child.worker)
-                if part.built >= set(part.workers):
-                    await self._tell(m.Prepared(generation=generation, node=self._facts.node))
+                await self._tell_prepared(part)
             case Took():
                 await self._on_took(part, child, message)
             case Applied():
@@ -269,32 +269,40 @@ class Tenure:
             await self._fail(prepare.generation, f"worker {missing[0]} does not live")
             return
         part.kept = frozenset(w for w in mine if self._keeps_its_seat(w, layout))
+        for worker in mine:
+            build = Build(
+                generation=prepare.generation,
+                settings=run,
+                plan=prepare.plan,
+                workers=prepare.workers,
+                host=self._facts.host,
+                timeout_s=prepare.timeout_s,
+                kept=worker in part.kept,
+                warm_up=prepare.warm_up,
+                rehearse=prepare.rehearse,
+            )
+            await self._send(worker, build)
+        # Faulting memory in takes as long as building does: both at once, in two processes.
         try:
             for worker in mine:
-                segments: tuple[str, ...] = ()
                 if worker not in part.kept:
-                    segments = await self._keeper.allocate(
-                        worker, prepare.generation, shapes_of(layout.kept[part.rank_of(worker)])
-                    )
-                build = Build(
-                    generation=prepare.generation,
-                    settings=run,
-                    plan=prepare.plan,
-                    workers=prepare.workers,
-                    segments=segments,
-                    host=self._facts.host,
-                    timeout_s=prepare.timeout_s,
-                    kept=worker in part.kept,
-                    warm_up=prepare.warm_up,
-                    rehearse=prepare.rehearse,
-                )
+                    shapes = shapes_of(layout.kept[part.rank_of(worker)])
+                    await self._keeper.allocate(worker, prepare.generation, shapes)
                 if prepare.generation not in self._parts:  # dropped meanwhile
                     self._keeper.close_seat(worker, prepare.generation)
                     return
-                await self._send(worker, build)
         except OutOfSnapshotMemory as error:
             log.error("%s", error.render())
             await self._fail(prepare.generation, str(error))
+            return
+        part.roomy = True
+        await self._tell_prepared(part)
+
+    async def _tell_prepared(self, part: Part) -> None:
+        """If all have built and their snapshots have room: say so."""
+        if part.roomy and part.built >= set(part.workers):
+            generation = part.prepare.generation
+            await self._tell(m.Prepared(generation=generation, node=self._facts.node))
 
     def _keeps_its_seat(self, worker: WorkerId, layout: Layout) -> bool:
         """Whether a worker goes on with the trainer, state and snapshot memory that it has."""

@@ -3,7 +3,8 @@
 Every worker's control thread writes the time into a page of shared memory several times a second,
 whatever its training thread does. A worker that waits in a collective for a dead peer keeps
 ticking: it is not to blame. One that was stopped (SIGSTOP) or whose interpreter hangs does not tick
-and is ended, for its peers wait for it.
+and is ended, for its peers wait for it. So is one that ticks while its training thread neither
+finishes a step nor waits for anybody, for much longer than a step takes: it hangs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import mmap
 import os
 import struct
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -31,11 +33,18 @@ LEAST_EXCHANGE_S = 20.0
 UNKNOWN_EXCHANGE_S = 300.0
 STEPS_AN_EXCHANGE_MAY_TAKE = 10.0
 
+# How long a training thread may neither step nor wait for a peer. It copies and waits for a segment
+# between steps, 5 s at most; on a busy machine all of that takes longer.
+HUNG_MARGIN_S = 10.0
+HUNG_STEPS = 3.0
+KNOWN_STEPS = 3  # before so many steps nobody knows how long one takes
+
 _SLOT = struct.Struct("<qqqqqq")  # ticked at (ns), moved at (ns), moves, step, doing, device bytes
 _SLOT_BYTES = PROGRESS_SLOT_BYTES
+_WAITS_AT = 56  # waited at (ns)
+_BUSY_AT = 64  # seconds at work in the last step
+_WORD = struct.Struct("<q")
 _BUSY = struct.Struct("<d")
-_BUSY_AT = POISON_AT + 8
-_POISON = struct.Struct("<q")  # a fault that was put there for the worker to suffer
 
 
 class Doing(IntEnum):
@@ -46,6 +55,7 @@ class Doing(IntEnum):
     training = 2
     halted = 3
     finished = 4
+    evaluating = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,11 +68,12 @@ class Progress:
     step: int
     doing: Doing
     device_bytes: int
+    waited_at: float = 0.0  # when its training thread was last seen to wait for a peer
     busy_s: float = 0.0  # of its last step: at work, its waits for others left out
 
 
 class ProgressPage:
-    """One file, one cache line per slot; its worker writes, the agent reads."""
+    """One file, two cache lines per slot; its worker writes, the agent reads."""
 
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         """Use ``create`` or ``attach``."""
@@ -90,7 +101,9 @@ class ProgressPage:
 
     def read(self, slot: int) -> Progress:
         """A worker's words as they are now."""
-        ticked, moved, moves, step, doing, device = _SLOT.unpack_from(self._map, slot * _SLOT_BYTES)
+        at = slot * _SLOT_BYTES
+        ticked, moved, moves, step, doing, device = _SLOT.unpack_from(self._map, at)
+        (waited,) = _WORD.unpack_from(self._map, at + _WAITS_AT)
         return Progress(
             ticked_at=ticked / 1e9,
             moved_at=moved / 1e9,
@@ -98,6 +111,7 @@ class ProgressPage:
             step=step,
             doing=Doing(doing),
             device_bytes=device,
+            waited_at=waited / 1e9,
             busy_s=_BUSY.unpack_from(self._map, slot * _SLOT_BYTES + _BUSY_AT)[0],
         )
 
@@ -105,7 +119,8 @@ class ProgressPage:
         """A new worker takes the slot: it counts as ticking from now."""
         now = time.monotonic_ns()
         _SLOT.pack_into(self._map, slot * _SLOT_BYTES, now, now, 0, -1, Doing.idle, 0)
-        _POISON.pack_into(self._map, slot * _SLOT_BYTES + POISON_AT, Poison.none)
+        _WORD.pack_into(self._map, slot * _SLOT_BYTES + POISON_AT, Poison.none)
+        _WORD.pack_into(self._map, slot * _SLOT_BYTES + _WAITS_AT, now)
 
 
 class Ticker:
@@ -120,11 +135,15 @@ class Ticker:
         """I live."""
         struct.pack_into("<q", self._map, self._at, time.monotonic_ns())
 
+    def waits(self) -> None:
+        """The training thread waits for a peer."""
+        _WORD.pack_into(self._map, self._at + _WAITS_AT, time.monotonic_ns())
+
     def poison(self) -> Poison:
         """The fault that was put here since the last look."""
-        (word,) = _POISON.unpack_from(self._map, self._at + POISON_AT)
+        (word,) = _WORD.unpack_from(self._map, self._at + POISON_AT)
         if word:
-            _POISON.pack_into(self._map, self._at + POISON_AT, Poison.none)
+            _WORD.pack_into(self._map, self._at + POISON_AT, Poison.none)
         return Poison(word)
 
     def move(self, *, step: int, doing: Doing, device_bytes: int = 0, busy_s: float = 0.0) -> None:
@@ -157,6 +176,42 @@ def is_stopped(look: Look, *, now: float, previous_look_at: float) -> bool:
         return True
     we_were_late = now - previous_look_at > 4 * LOOK_S
     return now - look.ticked_at > STALE_S and not we_were_late
+
+
+class Pace:
+    """How long a worker's steps take, from looks at its progress. Of one generation."""
+
+    def __init__(self) -> None:
+        self.step_seconds: deque[float] = deque(maxlen=16)
+        self._generation = 0
+        self._last: Progress | None = None
+
+    def look(self, progress: Progress, *, generation: int) -> None:
+        """Note what was seen. Another generation is another pace."""
+        last, self._last = self._last, progress
+        if generation != self._generation:
+            self._generation = generation
+            self.step_seconds.clear()
+            return
+        trains = progress.doing is Doing.training
+        if trains and last is not None and 0 <= last.step < progress.step:
+            took_s = (progress.moved_at - last.moved_at) / (progress.step - last.step)
+            self.step_seconds.append(took_s)
+
+
+def is_hung(
+    progress: Progress, step_seconds: Sequence[float], *, now: float, previous_look_at: float
+) -> bool:
+    """Whether a worker that ticks is to be ended, for its training thread hangs.
+
+    A thread that waits for a peer says so all the time; one that computes finishes a step before
+    long. How long that takes is known after some steps; until then an exchange's time-out decides.
+    """
+    we_were_late = now - previous_look_at > 4 * LOOK_S
+    if progress.doing is not Doing.training or len(step_seconds) < KNOWN_STEPS or we_were_late:
+        return False
+    still_s = now - max(progress.moved_at, progress.waited_at)
+    return still_s > HUNG_MARGIN_S + HUNG_STEPS * median(step_seconds)
 
 
 def exchange_timeout_s(step_seconds: Sequence[float]) -> float:

@@ -228,7 +228,10 @@ class Worker:
         """One step, ``then``, and what is due after it. Whether all ranks voted to stop here."""
         train = seat.settings.train
         waited_s, poison = waits.seconds, self._ticker.poison()
-        with stricken(seat.trainer.state, poison is Poison.step):
+        if poison is Poison.hang:
+            threading.Event().wait()  # whoever watches must find out
+        trainer = seat.trainer
+        with stricken(trainer.state, poison is Poison.step, changed=trainer.republish):
             outcome = seat.trainer.step(
                 seat.step + 1, stop=seat.stop.is_set(), room=lambda: not seat.grants.empty()
             )
@@ -252,7 +255,9 @@ class Worker:
             else:
                 seat.skipped += 1
         if last or (train.eval_every > 0 and seat.step % train.eval_every == 0):
+            self._move(Doing.evaluating, step=seat.step)
             record = msgspec.structs.replace(record, eval_loss=seat.trainer.evaluate())
+            self._move(Doing.training, step=seat.step)
             seat.records[-1] = record
         self._report(seat, record)
         return outcome.stop
@@ -271,7 +276,9 @@ class Worker:
     def _evaluate_start(self, seat: Seat) -> None:
         """The held-out loss before any step, as a record of step 0."""
         began = time.monotonic()
+        self._move(Doing.evaluating, step=seat.step)
         loss = seat.trainer.evaluate()
+        self._move(Doing.training, step=seat.step)
         seconds = time.monotonic() - began
         record = StepRecord(
             step=0, generation=seat.generation, loss=loss, tokens=0, grad_norm=0.0,
@@ -396,6 +403,8 @@ class Worker:
                 if seat is not None and seat.generation == grant.generation:
                     if grant.segment not in seat.segments:
                         spare = Segment.attach(Path(grant.segment))
+                        spare.touch()  # the agent has faulted it in; this maps it here
+                        seat.side_copy.lock((spare,))
                         seat.segments = {**seat.segments, grant.segment: spare}
                     seat.grants.put(grant.segment)
 
@@ -535,16 +544,11 @@ class Worker:
         if order.kept:
             if seated is None or not same_seat(seated.layout, layout, self._me):
                 raise ValueError(f"{self._me} holds no seat it could go on from")
-            heir_of, trainer, segments = seated, seated.trainer, seated.segments
-            side_copy = seated.side_copy
+            heir_of, trainer, side_copy = seated, seated.trainer, seated.side_copy
         else:
             heir_of = None
-            segments = {path: Segment.attach(Path(path)) for path in order.segments}
-            for segment in segments.values():
-                segment.touch()
             trainer = Trainer(layout=layout, rank=rank, settings=settings.train)
             side_copy = SideCopy(trainer.device)
-            side_copy.lock(segments.values())
             trainer.touch()
         with self._lock:
             # Whoever trains still has clean groups. In a group whose key stays the same, all do.
@@ -560,6 +564,7 @@ class Worker:
             host=order.host,
             device=settings.train.device,
             reuse=reuse,
+            waiting=self._ticker.waits,
         )
         if heir_of is None:
             self._get_warm(trainer, order, abort)
@@ -570,7 +575,7 @@ class Worker:
             rank=rank,
             trainer=trainer,
             groups=groups,
-            segments=segments,
+            segments={},
             side_copy=side_copy,
             abort=abort,
             lender=present,

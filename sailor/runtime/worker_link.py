@@ -49,16 +49,15 @@ class ChannelClosed(Exception):
 
 
 class Build(Message, frozen=True, kw_only=True):
-    """Prepare a generation in the background. ``segments``: files to write snapshots to.
+    """Prepare a generation in the background. Segments to write snapshots to come as Grants.
 
     ``kept``: the worker does the same work as in the generation it sits in; trainer, state and
-    snapshot memory serve on, and ``segments`` is empty.
+    snapshot memory serve on.
     """
 
     settings: RunSettings
     plan: Plan
     workers: tuple[WorkerId, ...]  # rank order
-    segments: tuple[str, ...]
     host: str  # where other workers reach this one
     kept: bool = False
     warm_up: bool = True  # a process that never ran a step runs a short one alone

@@ -179,7 +179,7 @@ class _Market:
             at = self.chance.randrange(len(nodes))
             nodes[at], nodes[-1] = nodes[-1], nodes[at]
             lease = self.open.pop(nodes.pop())
-            booted = lease.ready is not None and lease.ready <= t
+            booted = lease.ready is not None and lease.ready < t  # ready and gone at once is no use
             lease.end = min(self.seconds, t + (notice_seconds or 0.0)) if booted else t
             if not booted:
                 lease.ready = None  # gone before it could be of use
@@ -210,7 +210,7 @@ def rent(
 
     ``capacity``: changes in order of time. ``order`` says where to ask first (default: spread
     evenly). Who is taken is drawn by ``seed``, for a cloud does not ask who is needed. Raises
-    DataError E507 for changes out of order or below nothing, and ValueError for a bad number.
+    DataError E508 for changes out of order or below nothing, and ValueError for a bad number.
     """
     if target < 1 or boot_seconds < 0 or seconds <= 0:
         raise ValueError("needs a target, a time to fill and a boot time that is not negative")

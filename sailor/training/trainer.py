@@ -186,6 +186,10 @@ class Trainer:
         self._state.publish()
         self._stale = True
 
+    def republish(self) -> None:
+        """State was changed in place, on this rank alone: compute with it here."""
+        self._state.publish()
+
     def recall(self, losses: Iterable[float]) -> None:
         """The losses of the steps before, newest last, NaN for one skipped: see Guard."""
         self._guard.recall(losses)

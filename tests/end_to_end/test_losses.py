@@ -200,12 +200,8 @@ def test_optimizer_state_that_one_owner_keeps_for_all_comes_through_a_loss(
     hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS, replicas=False)
     log = ended.events
     assert layouts(log) == ["pp2 x dp2 x tp1", "pp3 x dp1 x tp1"]
-    by_step: dict[str, list[int]] = {}
-    for event in of_kind(log, "snapshot"):
-        if event.generation == 1 and event["peer"] == "":
-            step = event["snapshot"].rpartition("@")[2]
-            by_step.setdefault(step, []).append(event["bytes"])
-    whole = [sum(parts) for parts in by_step.values() if len(parts) == 4]
+    told = [event for event in of_kind(log, "snapshot") if event.generation == 1]
+    whole = [event["bytes"] for event in told if event["workers"] == 4]
     assert whole, "no snapshot of four workers was told of"
     # Weight and two moments of everything, once: replicas that each keep theirs have it twice.
     assert set(whole) == {12 * ended.summary["parameters"]}

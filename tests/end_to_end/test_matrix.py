@@ -32,11 +32,47 @@ def trained(place: Place, undisturbed: Undisturbed, *arguments: str, script, ste
     return ended
 
 
+def test_a_worker_that_hangs_is_found_though_all_else_of_it_lives(place, undisturbed):
+    """Its control thread ticks and its peers wait for it: what tells is that it does neither step
+    nor wait."""
+    script = [{"kind": "hang_worker", "at": 12, "target": "node-2/0"}]
+    ended = trained(place, undisturbed, "cloud.nodes=4", script=script)
+    (lost,) = of_kind(ended.events, "worker_lost")
+    assert lost["worker"] == "node-2/0.1"  # the waiting peers are not blamed
+    assert lost["cause"].startswith("its training thread hangs")
+    assert of_kind(ended.events, "node_lost") == []
+
+
 def test_a_killed_agent_takes_its_worker_with_it_and_the_node_is_lost(place, undisturbed):
     script = [{"kind": "kill_agent", "at": 12, "target": "node-2"}]
     ended = trained(place, undisturbed, "cloud.nodes=3", script=script)
     assert [e["node"] for e in of_kind(ended.events, "node_lost")] == ["node-2"]
     assert of_kind(ended.events, "worker_lost") == []
+
+
+def test_a_zone_that_is_lost_whole_is_restored_from_the_memory_of_the_other(place, undisturbed):
+    """Copies lie in the other zone, so no disk is read; and none was written before the end."""
+    path = place.root / "zones-of-two.csv"
+    path.write_text("t_s,zone,delta,notice_s\n0,east,2,\n0,west,2,\n")
+    words = ("cloud=trace", f"cloud.trace.paths=[{path}]", "cloud.trace.faster=1")
+    words += ("cloud.nodes=4", "cloud.replace=false", "checkpoint.persist_every=0")
+    words += ("planner.pipeline_parallel=4",)
+    with place.start(*words, f"train.steps={STEPS}") as run:
+        run.until_step(10)
+        zones = {e["node"]: e["zone"] for e in of_kind(run.events, "node_joined")}
+        before = run.events
+        for node in [node for node, zone in zones.items() if zone == "west"]:
+            run.kill_node(node)
+        ended = run.wait()
+    assert ended.code == 0, ended.told()
+    log = ended.events
+    check.check_one_owner(log)
+    check.check_samples(log, batch=BATCH)
+    check.check_same_training(log, undisturbed(STEPS).events)
+    assert layouts(before) == ["pp4 x dp1 x tp1"], "nobody else had the lost boxes live"
+    sources = {e["source"] for e in of_kind(log, "pause") if e["cause"] != "start"}
+    assert sources <= {"live", "memory", "peer"}
+    assert of_kind(log, "generation_started")[-1]["step"] >= check.safe_step(before) > 0
 
 
 def test_a_node_and_the_keeper_of_its_copies_lost_at_once_go_back_to_the_durable_step(

@@ -104,6 +104,11 @@ class Cluster:
         )
         self._port = address_of(self._server)[1]
 
+    @property
+    def port(self) -> int:
+        """Where agents dial."""
+        return self._port
+
     async def vanish(self) -> None:
         """The controller dies: no port, no connections."""
         assert self._server is not None

@@ -7,6 +7,7 @@ statuses that are answered first, whatever is asked (0: no answer at all).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -134,7 +135,8 @@ def serving() -> Iterator[MetadataServer]:
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            with contextlib.suppress(BrokenPipeError):  # who asked did not wait
+                self.wfile.write(data)
 
         def log_message(self, *_: object) -> None:
             pass

@@ -112,6 +112,15 @@ def test_a_resumed_run_says_where_it_goes_on() -> None:
                             "skipped": "nobody is there who fits x"},
          "~ fault kill_node skipped: nobody is there who fits x"),
         ("committed", {"step": 3}, None),
+        (
+            "step_refused",
+            {"step": 7, "why": "loss is not finite", "action": "rollback"},
+            "! step 7 refused: its loss is not finite; going back to a saved state",
+        ),
+        (
+            "quarantined", {"step": 6, "why": "step 7 was refused 2 times after it"},
+            "! states of step 6 and later are not used again",
+        ),
     ],
 )  # fmt: skip
 def test_each_notable_event_has_a_line(kind: str, fields: dict[str, object], line: str) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sailor.cluster.gpu import GPU_TYPES
+from sailor.parallel.state import StageState
 from sailor.planner.memory import Cut, memory_coefficients, stage_bytes, stage_memory
 from sailor.planner.term import total
 from sailor.profile.profile import Numerics
-from tests.helpers.builders import a_spec
+from tests.helpers.builders import a_layout, a_plan, a_spec
 from tests.helpers.planning import a_gpu
 
 WHOLE = Cut(num_blocks=4, first=True, last=True)
@@ -99,3 +103,27 @@ def test_more_of_anything_never_takes_less_memory(size, blocks, alive, owners, r
 
 def test_recompute_pays_off_once_several_microbatches_are_alive():
     assert peak(coefficients(recompute=True), alive=4) < peak(coefficients(), alive=4)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("sharding", [False, True])
+def test_states_are_no_less_than_what_the_engine_keeps(width, sharding):
+    spec = a_spec(hidden_size=64, ffn_hidden_size=256)
+    plan = replace(a_plan([2], [2]), optimizer_sharding=sharding)
+    layout = a_layout(plan, spec=spec)
+    dtype = torch.bfloat16 if width == 2 else torch.float32
+    numerics = Numerics(compute_bytes=width)
+    each = memory_coefficients(
+        spec, tensor_parallel=1, microbatch_size=1, sequence_length=16, recompute=False,
+        numerics=numerics,
+    )  # fmt: skip
+    for rank in range(4):
+        state = StageState(layout, rank, device=torch.device("cpu"), dtype=dtype)
+        stage = rank % 2
+        cut = Cut(num_blocks=2, first=stage == 0, last=stage == 1)
+        owners = 2 if sharding else 1
+        kept = each.kept(cut, num_owners=owners)
+        said = width * each.parameters(cut) + each.state_bytes_per_parameter * kept
+        # The engine starts every parameter on a 64-byte line of each array.
+        slack = 64 * 4 * len(state.slots)
+        assert state.state_bytes <= said + slack

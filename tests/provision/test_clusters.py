@@ -261,3 +261,26 @@ def test_killed_at_any_moment_a_run_leaves_nothing_rented_and_unknown(
     assert all(proof.released for proof in proofs)
     assert {proof.node for proof in proofs} >= rented
     assert cloud.machines() == set()
+
+
+def test_a_later_process_takes_over_what_runs_and_ends_the_rest(tmp_path: Path) -> None:
+    """The first process was killed: it closed nothing."""
+
+    async def check() -> None:
+        cloud = a_cloud(tmp_path)
+        first = clusters(tmp_path, cloud, nodes_per_cluster=2)
+        await first.request(order("a0"), order("a1"), order("b0", zone="b"))
+        await news_of(first, 3)
+        second = clusters(tmp_path, cloud)
+        assert second.adopt("a0", "a1", "nobody") == ("a0", "a1")
+        taken = second.clusters_of(("a0", "a1"))
+        ended = await end_leftovers(tmp_path / RUN, launcher=cloud, besides=taken, sleep=no_sleep)
+        assert [proof.node for proof in ended] == ["b0"]
+        assert set(await cloud.living()) == taken
+        await second.request(order("a0"))  # it is there: nothing is rented
+        assert set(await cloud.living()) == taken
+        assert not (await second.release("a0")).released  # a1 is rented with it
+        assert (await second.release("a1")).released
+        assert await cloud.living() == []
+
+    asyncio.run(check())

@@ -348,3 +348,37 @@ def test_an_agent_finds_our_code_wherever_the_command_was_started(
             return local.log_path("node-1").read_text()
 
     assert asyncio.run(body()).strip().endswith("sailor/__init__.py")
+
+
+def test_a_later_process_takes_over_machines_that_live_and_ends_the_rest(tmp_path: Path) -> None:
+    """The first process was killed: it closed nothing. Its machines are no children of the next."""
+
+    async def check() -> None:
+        first = LocalProvisioner(
+            run="otter", folder=tmp_path, controller=("127.0.0.1", 4242),
+            identity=tmp_path / "identity", slots={"cpu-1": 1}, memory_root=tmp_path / "shm",
+            command=(sys.executable, str(AGENT), "--memory-folder", str(tmp_path / "shm")),
+        )  # fmt: skip
+        (tmp_path / "shm").mkdir()
+        await first.request(request("node-1"), request("node-2"), request("node-3"))
+        pids = {node: (await said(first, node))["pid"] for node in ("node-1", "node-2", "node-3")}
+        os.killpg(pids["node-3"], signal.SIGKILL)
+        await until(lambda: not lives(pids["node-3"]))
+        async with provisioner(tmp_path) as second:
+            assert second.adopt("node-1", "node-3", "nobody") == ("node-1",)
+            ended = await end_leftovers(
+                tmp_path, run="otter", besides=("node-1",), memory_root=tmp_path / "shm"
+            )
+            assert {proof.node for proof in ended} == {"node-2", "node-3"}
+            assert lives(pids["node-1"])
+            assert not lives(pids["node-2"])
+            await second.request(request("node-1"))  # it is there: no other is started
+            assert second.memory_folder("node-1") is not None
+            os.kill(pids["node-1"], signal.SIGKILL)  # its end is news, though it is no child
+            news = await anext(second.notices())
+            assert isinstance(news, Notice)
+            assert (news.node, news.seconds) == ("node-1", 0.0)
+            assert (await second.release("node-1")).released
+        await first.close()  # a killed process would not; this one has children to reap
+
+    asyncio.run(check())

@@ -20,6 +20,7 @@ from sailor.parallel.layout import Layout
 from sailor.runtime import messages as m
 from tests.helpers.builders import a_plan
 from tests.helpers.cluster import Cluster, a_cluster, kept_live
+from tests.helpers.delay import a_slow_line
 
 pytestmark = pytest.mark.slow
 
@@ -413,6 +414,30 @@ async def test_training_goes_on_while_the_controller_is_away(
         lost = await cluster.heard("n0", m.WorkerLost)  # what happened meanwhile is told
         assert lost.worker == victim
         await cluster.heard("n0", m.WorkerUp)
+
+
+@story
+async def test_an_agent_far_away_trains_and_its_silences_are_no_longer_than_others(
+    tmp_path: Path,
+) -> None:
+    """200 ms each way on its control link: late, and as regular as ever. What makes a node count as
+    lost is silence, and that does not grow with the distance."""
+    async with (
+        a_cluster(tmp_path, nodes=0) as cluster,
+        a_slow_line(cluster.port, seconds=0.2) as port,
+    ):
+        cluster.boot("n0", "--controller", f"127.0.0.1:{port}")
+        await cluster.heard("n0", m.Hello)
+        layout = cluster.layout(a_plan([], microbatches=[4]), ["n0"])
+        await cluster.begin(layout)
+        await cluster.stepped("n0", 5, generation=1)
+        seen = len(cluster.all_said("n0", m.Heartbeat))
+        await cluster.until(
+            lambda: len(cluster.all_said("n0", m.Heartbeat)) > seen + 20, what="heartbeats"
+        )
+        times = [at for at, said in cluster.agents["n0"].said if isinstance(said, m.Heartbeat)]
+        gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False))
+        assert gaps[len(gaps) // 2] < 0.2, "every 0.1 s, wherever it is"
 
 
 @story

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from sailor.runtime.watchdog import (
+    HUNG_MARGIN_S,
+    HUNG_STEPS,
+    KNOWN_STEPS,
     LEAST_EXCHANGE_S,
     LOOK_S,
     STALE_S,
@@ -19,9 +22,12 @@ from sailor.runtime.watchdog import (
     UNKNOWN_EXCHANGE_S,
     Doing,
     Look,
+    Pace,
+    Progress,
     ProgressPage,
     Ticker,
     exchange_timeout_s,
+    is_hung,
     is_stopped,
     kernel_state,
     peak_bytes,
@@ -99,3 +105,64 @@ def test_the_kernel_tells_a_stopped_process_from_a_sleeping_one() -> None:
         child.communicate()
     assert kernel_state(child.pid) == ""
     assert peak_bytes(child.pid) == 0
+
+
+# A training thread that hangs while the others live
+
+
+def seen(*, step=9, moved_at=100.0, waited_at=90.0, doing=Doing.training):
+    return Progress(
+        ticked_at=1000.0, moved_at=moved_at, moves=step, step=step, doing=doing, device_bytes=0,
+        waited_at=waited_at,
+    )  # fmt: skip
+
+
+BOUND_S = HUNG_MARGIN_S + HUNG_STEPS * 2.0  # of steps that take 2 s
+STEPS_OF_2S = (2.0, 1.0, 2.0, 5.0)
+
+
+def hung(progress, *, after_s, steps=STEPS_OF_2S, looked_s_ago=0.25):
+    now = progress.moved_at + after_s
+    return is_hung(progress, steps, now=now, previous_look_at=now - looked_s_ago)
+
+
+def test_a_thread_that_neither_steps_nor_waits_for_much_longer_than_a_step_hangs():
+    assert not hung(seen(), after_s=BOUND_S - 0.1)
+    assert hung(seen(), after_s=BOUND_S + 0.1)
+
+
+def test_a_thread_that_waits_for_a_peer_is_not_to_blame():
+    assert not hung(seen(waited_at=100.0 + 500.0), after_s=500.1)
+
+
+@pytest.mark.parametrize("doing", [d for d in Doing if d is not Doing.training])
+def test_what_is_no_step_may_take_its_time(doing):
+    assert not hung(seen(doing=doing), after_s=1e6)
+
+
+def test_before_it_is_known_how_long_a_step_takes_nobody_is_blamed():
+    assert not hung(seen(), after_s=1e6, steps=STEPS_OF_2S[: KNOWN_STEPS - 1])
+
+
+def test_whoever_could_not_look_for_long_blames_nobody():
+    assert not hung(seen(), after_s=1e6, looked_s_ago=30.0)
+
+
+def test_a_pace_is_that_of_one_generation():
+    pace = Pace()
+    for step, at in ((3, 10.0), (4, 12.0), (6, 16.0)):
+        pace.look(seen(step=step, moved_at=at), generation=2)
+    assert list(pace.step_seconds) == [2.0, 2.0]
+    pace.look(seen(step=6, moved_at=30.0), generation=3)
+    assert list(pace.step_seconds) == []
+
+
+def test_a_page_carries_who_waits(tmp_path):
+    page = ProgressPage.create(tmp_path / "page", slots=2)
+    page.reset(1)
+    before = page.read(1).waited_at
+    ticker = Ticker(ProgressPage.attach(tmp_path / "page"), 1)
+    ticker.waits()
+    ticker.move(step=3, doing=Doing.training)
+    assert page.read(1).waited_at > before
+    assert (page.read(1).step, page.read(0).waited_at) == (3, 0.0)

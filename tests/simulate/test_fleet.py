@@ -96,7 +96,7 @@ def test_changes_that_cannot_be_walked_are_refused_by_name(changes, says):
     with pytest.raises(DataError) as caught:
         rent(changes, seconds=10, target=1, boot_seconds=0, source="x.csv")
     assert says in caught.value.why
-    assert (caught.value.code, caught.value.where) == ("E507", "x.csv")
+    assert (caught.value.code, caught.value.where) == ("E508", "x.csv")
 
 
 @pytest.mark.parametrize("bad", [{"target": 0}, {"boot_seconds": -1.0}, {"seconds": 0.0}])

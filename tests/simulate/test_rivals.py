@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sailor.simulate.goodput import bound_samples
@@ -114,6 +114,7 @@ def test_finished_steps_are_lost_when_nobody_holds_a_copy():
 
 
 @given(CHURN, st.sampled_from([None, 40.0]), st.integers(0, 5))
+@example([(5, "a", -1)], None, 1)  # taken the moment it has booted
 @settings(deadline=None, max_examples=60)
 def test_whatever_happens_every_second_has_a_cause_and_the_bound_holds(steps, notice, which):
     fleet = churned(steps, notice=notice, seed=0)

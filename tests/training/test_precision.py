@@ -13,6 +13,8 @@ import torch
 from sailor.parallel.reduce import FastSum
 from sailor.parallel.state import StageState
 from sailor.parallel.tensor import TensorGroup
+from sailor.runtime.poison import stricken
+from sailor.training.trainer import StepRefused, Trainer
 from tests.helpers.engine import a_gpt, a_llama, a_replica, a_run, some_settings
 from tests.helpers.engine_threads import train
 from tests.parallel.test_state import module_of
@@ -115,6 +117,21 @@ def test_updates_too_small_for_bf16_are_not_lost(tokens):
     gains = ran.state()["head.norm.weight[0:32] weight"]
     moved = (gains - 1.0).abs()
     assert 2e-4 < float(moved.max()) < 2e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_weight_that_is_struck_for_one_step_is_seen_and_then_forgotten(tokens, dtype):
+    layout = a_run(a_replica(microbatches=1))
+    settings = some_settings(tokens, layout, compute_dtype=dtype)
+    trainer = Trainer(layout=layout, rank=0, settings=settings)
+    trainer.initialise(trainer.state)
+    trainer.connect({})
+    with (
+        pytest.raises(StepRefused),
+        stricken(trainer.state, True, changed=trainer.republish),
+    ):
+        trainer.step(1, stop=False)
+    assert trainer.step(1, stop=False).loss == pytest.approx(5.5, abs=0.2)
 
 
 def test_microbatches_add_up_in_fp32():

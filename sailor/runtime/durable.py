@@ -1,0 +1,138 @@
+"""The controller's side of durable checkpoints: parts collected, completed, and the newest known.
+
+Agents write parts and say so; with the last one the checkpoint is completed. The place they lie in,
+a folder or a store, is asked what it has once, at the start, and again only when what it had was
+found spoiled: a recovery waits for no disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from sailor.checkpoint import store
+from sailor.checkpoint.files import place
+from sailor.checkpoint.restore import Copy
+from sailor.checkpoint.segment import CorruptSnapshot
+from sailor.clock import Clock
+from sailor.parallel.boxes import all_boxes
+from sailor.runtime.messages import Persisted, RunSettings
+
+log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Where events go."""
+
+    def write(self, kind: str, *, generation: int = 0, **fields: Any) -> object: ...
+
+
+class Durable:
+    """A run's durable checkpoints. ``keep``: how many; ``spoiled``: folders never to use again."""
+
+    def __init__(self, run: RunSettings, *, keep: int, events: Sink, clock: Clock) -> None:
+        self._run = run
+        self._keep = keep
+        self._events = events
+        self._clock = clock
+        self._newest: store.Checkpoint | None = None  # complete, and not found spoiled
+        # (step, generation) -> node -> its part: parts of two generations are never one checkpoint
+        self._parts: dict[tuple[int, int], dict[str, Persisted]] = {}
+        self._complete: set[int] = set()  # steps completed, or found complete, by this start
+        self._completing = asyncio.Lock()
+        self.spoiled: set[str] = set()
+
+    async def look(self, *, below: int | None = None) -> None:
+        """Ask what there is. ``below``: only earlier steps count; what came later led nowhere.
+
+        Raises CheckpointFailed when the place does not say: that there is none must not be taken
+        for that nobody answered.
+        """
+        address = self._run.checkpoint_directory
+        try:
+            directory = await asyncio.to_thread(place, address)
+            self._newest = await asyncio.to_thread(
+                partial(store.newest, directory, but=self.spoiled, below=below)
+            )
+        except OSError as error:
+            raise store.CheckpointFailed(
+                "the durable checkpoints cannot be listed", where=address, why=str(error)
+            ) from error
+
+    def trust_what_is_there(self) -> None:
+        """A run goes on: parts told again of the newest checkpoint complete it no second time."""
+        if self._newest is not None:
+            self._complete = {self._newest.step}
+
+    async def best(self, *, below: int | None) -> Copy | None:
+        """The newest checkpoint that may be resumed from. Raises CheckpointFailed."""
+        newest = self._newest
+        late = newest is not None and below is not None and newest.step >= below
+        if newest is not None and (late or str(newest.path) in self.spoiled):
+            await self.look(below=below)
+            newest = self._newest
+        if newest is None:
+            return None
+        return Copy(
+            step=newest.step,
+            boxes=frozenset(newest.boxes),
+            generation=newest.generation,
+            path=str(newest.path),
+        )
+
+    async def hear(self, node: str, part: Persisted) -> tuple[str, ...]:
+        """A node has written its part of a step, or could not. Whose parts are durable by that.
+
+        A node counts as saved once the step it belongs to is complete, never before.
+        """
+        if part.error:
+            self._failed(part.generation, part.step, part.error)
+            return ()
+        async with self._completing:
+            parts = self._parts.setdefault((part.step, part.generation), {})
+            parts[node] = part
+            if part.step not in self._complete and self._covers_model(parts.values()):
+                await self._finish(part)
+        return tuple(parts) if part.step in self._complete else ()
+
+    def _covers_model(self, parts: Iterable[Persisted]) -> bool:
+        there = {box for part in parts for box in part.boxes}
+        boxes = all_boxes(self._run.spec, pieces=self._run.pieces)
+        return there >= {box.name for box in boxes}
+
+    async def _finish(self, last: Persisted) -> None:
+        began = self._clock.now()
+        try:
+            directory = await asyncio.to_thread(place, self._run.checkpoint_directory)
+            size = await asyncio.to_thread(
+                store.complete,
+                directory,
+                last.step,
+                list(self._parts[last.step, last.generation].values()),
+                settings=self._run,
+                keep=self._keep,
+            )
+            self.spoiled.discard(str(store.step_directory(directory, last.step)))  # written anew
+            await self.look()
+        except (store.CheckpointFailed, CorruptSnapshot, OSError) as error:
+            self._failed(last.generation, last.step, str(error))
+            return
+        self._complete.add(last.step)
+        self._events.write(
+            "persisted",
+            generation=last.generation,
+            step=last.step,
+            bytes=size,
+            path=self._run.checkpoint_directory,
+            seconds=self._clock.now() - began,
+        )
+        for old in [key for key in self._parts if key[0] < last.step]:
+            del self._parts[old]
+
+    def _failed(self, generation: int, step: int, error: str) -> None:
+        """Training goes on; older checkpoints are as they were."""
+        self._events.write("persist_failed", generation=generation, step=step, error=error)
+        log.warning("step %d is not durable: %s", step, error)

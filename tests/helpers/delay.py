@@ -1,0 +1,43 @@
+"""A line with latency, between two ends that do not know of it: every byte arrives later.
+
+The kernel's own delays need a module that not every kernel has; this needs none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+
+@contextlib.asynccontextmanager
+async def a_slow_line(port: int, *, seconds: float) -> AsyncIterator[int]:
+    """A port of this computer that leads to another one, ``seconds`` away in each direction."""
+    ends: set[asyncio.StreamWriter] = set()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                loop.call_later(seconds, writer.write, data)
+        loop.call_later(seconds, writer.close)
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        ends.update((writer, far_writer))
+        for way in (carry(reader, far_writer), carry(far_reader, writer)):
+            task = asyncio.ensure_future(way)
+            tasks.add(task)
+
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in ends:
+            writer.transport.abort()
+        await asyncio.sleep(2 * seconds)  # what is still on its way finds nobody
