@@ -454,8 +454,9 @@ class Worker:
         """Run a step of a role that this worker may be given, and let all of it go again."""
         role = order.role
         self._rehearsing.clear()
-        if not self._builds.empty():
-            self._rehearsing.set()  # a Build may have come before this was cleared
+        with self._lock:
+            if self._building:
+                self._rehearsing.set()  # a Build came before this was cleared
         seconds, error = 0.0, ""
         try:
             recording = Recording.from_bytes(role.recording)
