@@ -89,9 +89,14 @@ def compose(arguments: list[str], session: Session) -> None:
         perform(composed, session)
 
     sys.argv[1:] = arguments
-    entry = hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")
+    where = str(ROOT / "conf")
     try:
-        entry(task)()
+        if any(argument.startswith(("-", "hydra")) for argument in arguments):
+            hydra.main(version_base="1.3", config_path=where, config_name="config")(task)()
+        else:  # hydra.main would compose twice, first to learn that there is no sweep
+            with hydra.initialize_config_dir(config_dir=where, version_base="1.3"):
+                composed = hydra.compose(config_name="config", overrides=arguments)
+            task(composed)
     except OverrideParseException as error:
         raise complaints.grammar(
             override=error.override, message=error.message, arguments=session.arguments

@@ -15,14 +15,12 @@ import yaml
 
 from provision.catalog import is_cpu
 from provision.faults import check_cloud
-from sailor.config import Config, Device, Dtype, Guard, plain
+from sailor.config import Config, Device, Dtype, plain
 from sailor.errors import ConfigError, DataError
 from sailor.faults import Fault, read_script
 from sailor.models.spec import ModelSpec
-from sailor.runtime.state import Limits
-from sailor.runtime.straggler import Rules
 from sailor.training.settings import OptimizerSettings, TrainSettings
-from sailor.units import parse_count, parse_seconds
+from sailor.units import parse_count
 
 HERE = ("local", "trace")  # clouds whose machines are processes of this computer
 _LONGEST_WARM_UP_STEPS = 500
@@ -105,29 +103,6 @@ def first_weights(config: Config) -> str:
     """The folder here that the weights of step 0 come from, or "" for the seed."""
     folder = config.model.init_from
     return "" if folder is None else str(Path(folder).expanduser().absolute())
-
-
-def limits(config: Config, *, initial_nodes: int) -> Limits:
-    """Every wait of the run's life. ``initial_nodes`` is what the plan starts with."""
-    runtime = config.runtime
-    assemble = runtime.assemble or ("120s" if config.cloud.name in HERE else config.cloud.join)
-    return Limits(
-        initial_nodes=initial_nodes, standbys=config.cloud.standbys,
-        assemble_s=parse_seconds(assemble),
-        halt_s=parse_seconds(runtime.halt), boundary_s=parse_seconds(runtime.boundary),
-        plan_s=parse_seconds(runtime.plan), prepare_s=parse_seconds(runtime.prepare),
-        restore_s=parse_seconds(runtime.restore), switch_s=parse_seconds(runtime.switch),
-        save_s=parse_seconds(runtime.save), park_s=parse_seconds(config.planner.patience),
-        leave_margin_s=parse_seconds(runtime.leave_margin), max_restarts=runtime.max_restarts,
-        roll_back=config.train.guard is Guard.rollback,
-    )  # fmt: skip
-
-
-def stragglers(config: Config) -> Rules | None:
-    """What counts as slow, None where nothing does."""
-    slow = config.runtime.straggler
-    # Half way back to the usual pace it is no more suspected.
-    return None if slow is None else Rules(slow=slow, clear=(1.0 + slow) / 2)
 
 
 def faults(config: Config) -> tuple[Fault, ...]:

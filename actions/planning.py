@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from actions.account import asked_of_cloud
 from actions.domain import HERE, compute_dtype, is_deterministic, model_spec, total_steps
 from actions.times import calibrated, data_sheets, known_times, with_measured_links
 from actions.traces import trace_of, zones_of
@@ -110,6 +109,8 @@ def question(config: Config, *, live: bool = False) -> Question:
     spec = model_spec(config)
     catalogue = catalogue_of(config)
     if live:
+        from actions.account import asked_of_cloud  # here: planning offline does without it
+
         catalogue = asked_of_cloud(config, catalogue)
     train = config.train
     job = Job(

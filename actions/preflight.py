@@ -14,6 +14,8 @@ from actions.domain import HERE
 from sailor.config import Config
 from sailor.errors import CloudError, ConfigError
 
+_STORES = {"aws": "s3://BUCKET/RUN", "gcp": "gs://BUCKET/RUN", "azure": "abfs://CONTAINER/RUN"}
+
 
 def check_cloud(config: Config) -> None:
     """Raise SailorError where a cloud's machines cannot be rented, reached or saved from here.
@@ -52,7 +54,8 @@ def check_cloud(config: Config) -> None:
             why="machines write them and the controller here completes them: both must see the "
             "folder",
             where="checkpoint.directory=null cloud.shared_files=false",
-            fix="checkpoint.directory=/SHARED/FOLDER   on a file system that both mount",
+            fix="checkpoint.directory=/SHARED/FOLDER   on a file system that both mount"
+            f"\ncheckpoint.directory={_STORES.get(cloud.name, 's3://BUCKET/RUN')}   in a store",
         )
 
 

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from actions import domain
 from actions.begin import Beginning, begin
 from actions.console import Console
 from actions.foretold import foretold
@@ -29,6 +28,7 @@ from actions.planning import Question, question
 from actions.run_folder import config_digest
 from actions.signals import signals_restored, stop_signals
 from actions.trackers import follow, names_of
+from actions.waits import limits
 from actions.worth import Worth
 from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
@@ -150,7 +150,7 @@ class _Training:
                 checkpoint_directory=beginning.checkpoint_directory,
                 compare_every=config.checkpoint.compare_every,
             ),
-            limits=domain.limits(config, initial_nodes=len(requests)),
+            limits=limits(config, initial_nodes=len(requests)),
             nodes=requests,
             host=config.runtime.host if self.network is None else self.network.host,
             port=config.runtime.port,
@@ -166,7 +166,7 @@ class _Training:
             },
             recorded=frozenset((e.generation, e["step"]) for e in past if e.kind == "step"),
             rehearse=config.runtime.rehearse,
-            stragglers=domain.stragglers(config),
+            stragglers=waits.stragglers(config),
         )
 
     def _view(self) -> str:

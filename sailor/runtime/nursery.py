@@ -31,10 +31,12 @@ from sailor.runtime.watchdog import (
     Look,
     Pace,
     ProgressPage,
+    Starvation,
     is_hung,
     is_stopped,
     kernel_state,
     peak_bytes,
+    starved_seconds,
     stopped_looks,
 )
 from sailor.runtime.worker_link import (
@@ -87,6 +89,8 @@ class Child:
     cause: str = ""  # why we ended it, if we did
     states: deque[str] = field(default_factory=lambda: deque(maxlen=STOPPED_LOOKS))
     pace: Pace = field(default_factory=Pace)
+    tickless: Starvation = field(default_factory=Starvation)
+    moveless: Starvation = field(default_factory=Starvation)
 
 
 class Nursery:
@@ -332,18 +336,22 @@ class Nursery:
             now = time.monotonic()
             for child in list(self.children.values()):
                 child.states.append(kernel_state(child.pid))
+                progress = self._page.read(child.worker.slot)
+                delay_s = starved_seconds(child.pid)
                 look = Look(
-                    ticked_at=self._page.read(child.worker.slot).ticked_at,
+                    ticked_at=progress.ticked_at,
                     stopped_looks=stopped_looks(child.states),
+                    starved_s=child.tickless.since(progress.ticked_at, delay_s=delay_s),
                 )
                 if not child.cause and is_stopped(look, now=now, previous_look_at=looked_at):
                     child.cause = "stopped"
                     self._kill(child)
-                progress = self._page.read(child.worker.slot)
+                moved_at = max(progress.moved_at, progress.waited_at)
+                starved_s = child.moveless.since(moved_at, delay_s=delay_s)
                 child.pace.look(progress, generation=child.generation)
                 steps = child.pace.step_seconds
                 if not child.cause and is_hung(
-                    progress, steps, now=now, previous_look_at=looked_at
+                    progress, steps, now=now, previous_look_at=looked_at, starved_s=starved_s
                 ):
                     child.cause = f"{_HUNG}: neither steps nor waits for a peer"
                     self._kill(child)

@@ -5,6 +5,9 @@ whatever its training thread does. A worker that waits in a collective for a dea
 ticking: it is not to blame. One that was stopped (SIGSTOP) or whose interpreter hangs does not tick
 and is ended, for its peers wait for it. So is one that ticks while its training thread neither
 finishes a step nor waits for anybody, for much longer than a step takes: it hangs.
+
+A machine may be so busy that a thread gets no turn for many seconds. The kernel counts that time,
+and it is nobody's fault.
 """
 
 from __future__ import annotations
@@ -159,10 +162,12 @@ class Ticker:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
     """What the agent saw of one worker. ``stopped_looks``: how often in a row, this one included,
-    the kernel called it stopped."""
+    the kernel called it stopped. ``starved_s``: how long since its tick its threads were ready and
+    got no turn."""
 
     ticked_at: float
     stopped_looks: int
+    starved_s: float = 0.0
 
 
 def is_stopped(look: Look, *, now: float, previous_look_at: float) -> bool:
@@ -175,7 +180,7 @@ def is_stopped(look: Look, *, now: float, previous_look_at: float) -> bool:
     if look.stopped_looks >= STOPPED_LOOKS and now - look.ticked_at > LOOK_S:
         return True
     we_were_late = now - previous_look_at > 4 * LOOK_S
-    return now - look.ticked_at > STALE_S and not we_were_late
+    return now - look.ticked_at - look.starved_s > STALE_S and not we_were_late
 
 
 class Pace:
@@ -199,8 +204,27 @@ class Pace:
             self.step_seconds.append(took_s)
 
 
+class Starvation:
+    """How long a process got no turn since a sign of life last changed."""
+
+    def __init__(self) -> None:
+        self._sign: float | None = None
+        self._then_s = 0.0
+
+    def since(self, sign: float, *, delay_s: float) -> float:
+        """``sign``: when it was given. ``delay_s``: what the kernel has counted so far."""
+        if sign != self._sign:
+            self._sign, self._then_s = sign, delay_s
+        return max(0.0, delay_s - self._then_s)
+
+
 def is_hung(
-    progress: Progress, step_seconds: Sequence[float], *, now: float, previous_look_at: float
+    progress: Progress,
+    step_seconds: Sequence[float],
+    *,
+    now: float,
+    previous_look_at: float,
+    starved_s: float = 0.0,
 ) -> bool:
     """Whether a worker that ticks is to be ended, for its training thread hangs.
 
@@ -210,7 +234,7 @@ def is_hung(
     we_were_late = now - previous_look_at > 4 * LOOK_S
     if progress.doing is not Doing.training or len(step_seconds) < KNOWN_STEPS or we_were_late:
         return False
-    still_s = now - max(progress.moved_at, progress.waited_at)
+    still_s = now - max(progress.moved_at, progress.waited_at) - starved_s
     return still_s > HUNG_MARGIN_S + HUNG_STEPS * median(step_seconds)
 
 
@@ -229,6 +253,18 @@ def kernel_state(pid: int) -> str:
     except OSError:
         return ""
     return stat.rpartition(")")[2].split()[0]
+
+
+def starved_seconds(pid: int) -> float:
+    """How long the threads of a process have been ready to run and waited for their turn, in all
+    (second field of schedstat); 0 where the kernel does not count it."""
+    total = 0
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return total / 1e9  # a thread ended meanwhile: a little less than it was
+    return total / 1e9
 
 
 def peak_bytes(pid: int) -> int:

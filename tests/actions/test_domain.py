@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actions import domain
+from actions.waits import limits as limits_of
 from sailor.config import Device, Dtype
 from sailor.runtime.state import Limits
 from tests.helpers.compose import a_config
@@ -68,9 +69,9 @@ def test_settings_carry_every_key_that_decides_the_result():
 
 
 def test_waits_are_seconds():
-    limits = domain.limits(a_config("runtime.halt=500ms", "planner.patience=1h"), initial_nodes=4)
+    limits = limits_of(a_config("runtime.halt=500ms", "planner.patience=1h"), initial_nodes=4)
     assert (limits.halt_s, limits.park_s, limits.initial_nodes) == (0.5, 3600.0, 4)
 
 
 def test_default_waits_are_those_of_the_life_cycle():
-    assert domain.limits(a_config(), initial_nodes=4) == Limits(initial_nodes=4)
+    assert limits_of(a_config(), initial_nodes=4) == Limits(initial_nodes=4)

@@ -35,9 +35,12 @@ def network_of(run: Running) -> Namespaces:
 def nothing_is_left(place: Place) -> Iterator[None]:
     before = set(place.runs.glob("*")) if place.runs.exists() else set()
     yield
+    left = {}
     for folder in set(place.runs.glob("*")) - before:
-        left = Namespaces(folder.name).nodes()
-        assert left == (), f"{folder.name} left the namespaces {left}"
+        network = Namespaces(folder.name)
+        left[folder.name] = network.nodes()
+        network.close()  # of a run that a failed test has killed
+    assert not any(left.values()), f"namespaces were left: {left}"
 
 
 def finished(run: Running, undisturbed: Undisturbed) -> Ended:
@@ -93,12 +96,11 @@ def test_a_machine_cut_off_from_everybody_trains_nothing_on_its_own(place, undis
 
 
 def test_a_slow_link_slows_and_harms_nobody(place, undisturbed):
-    """64 KiB/s for what one machine sends: its copies crawl, its heartbeats are late."""
+    """1 MiB/s for what one machine sends: its copies crawl, and what is not copied in time is not
+    waited for."""
     with place.start(*WORDS) as run:
         run.until_step(10)
-        network_of(run).limit("node-2", bytes_per_second=64 << 10)
-        run.until_step(20)
-        network_of(run).limit("node-2", bytes_per_second=100 << 20)
+        network_of(run).limit("node-2", bytes_per_second=1 << 20)
         ended = finished(run, undisturbed)
     assert of_kind(ended.events, "node_lost") == []
     assert len(layouts(ended.events)) == 1

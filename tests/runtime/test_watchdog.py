@@ -25,12 +25,14 @@ from sailor.runtime.watchdog import (
     Pace,
     Progress,
     ProgressPage,
+    Starvation,
     Ticker,
     exchange_timeout_s,
     is_hung,
     is_stopped,
     kernel_state,
     peak_bytes,
+    starved_seconds,
     stopped_looks,
 )
 
@@ -129,6 +131,31 @@ def hung(progress, *, after_s, steps=STEPS_OF_2S, looked_s_ago=0.25):
 def test_a_thread_that_neither_steps_nor_waits_for_much_longer_than_a_step_hangs():
     assert not hung(seen(), after_s=BOUND_S - 0.1)
     assert hung(seen(), after_s=BOUND_S + 0.1)
+
+
+def test_time_in_which_a_thread_got_no_turn_is_not_its_fault():
+    """Once a machine with 30 processes on 2 cores had its worker ended for this."""
+    late = seen().moved_at + BOUND_S + 5.0
+    judged = {"now": late, "previous_look_at": late - 0.25}
+    assert is_hung(seen(), STEPS_OF_2S, **judged, starved_s=4.9)
+    assert not is_hung(seen(), STEPS_OF_2S, **judged, starved_s=5.1)
+    tick = {"ticked_at": late - STALE_S - 1.0, "stopped_looks": 0}
+    assert is_stopped(Look(**tick), **judged)
+    assert not is_stopped(Look(**tick, starved_s=1.1), **judged)
+
+
+def test_starvation_is_counted_from_the_last_sign_of_life():
+    starvation = Starvation()
+    assert starvation.since(1.0, delay_s=50.0) == 0.0
+    assert starvation.since(1.0, delay_s=53.0) == 3.0
+    assert starvation.since(2.0, delay_s=53.5) == 0.0
+
+
+def test_the_kernel_counts_the_time_for_which_a_process_gets_no_turn():
+    before = starved_seconds(os.getpid())
+    assert before >= 0.0
+    assert starved_seconds(os.getpid()) >= before
+    assert starved_seconds(-1) == 0.0
 
 
 def test_a_thread_that_waits_for_a_peer_is_not_to_blame():
