@@ -28,7 +28,7 @@ from actions.planning import Question, question
 from actions.run_folder import config_digest
 from actions.signals import signals_restored, stop_signals
 from actions.trackers import follow, names_of
-from actions.waits import limits
+from actions.waits import limits, stragglers
 from actions.worth import Worth
 from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
@@ -166,7 +166,7 @@ class _Training:
             },
             recorded=frozenset((e.generation, e["step"]) for e in past if e.kind == "step"),
             rehearse=config.runtime.rehearse,
-            stragglers=waits.stragglers(config),
+            stragglers=stragglers(config),
         )
 
     def _view(self) -> str:
