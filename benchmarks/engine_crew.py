@@ -150,6 +150,8 @@ class Crew:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         self._store.cleanup()
 
     def _tell(self, rank: int, message: Mapping[str, Any]) -> None:
