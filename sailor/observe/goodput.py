@@ -162,10 +162,11 @@ class Accounts:
 
     def _transition(self, event: Event) -> None:
         cause = str(event.get("cause", ""))
-        if self._mode == "capacity" or not self._stepped:
+        planned = bool(event.get("planned"))  # steps go on, the first one of a start included
+        if self._mode == "capacity" or not (self._stepped or planned):
             self._fill(event.t)
             self._mode = f"transition_{cause_kind(cause)}" if self._stepped else "start_up"
-        elif event.get("planned"):
+        elif planned:
             self._planned_cause = cause
         else:
             self._cause = cause or "other"

@@ -22,36 +22,36 @@ class Standbys:
 
     def apply(self, event: Event, ledger: Ledger) -> None:
         """Take the next event of the log; ``ledger`` knows those before it."""
+        node = str(event.get("node", ""))
         match event.kind:
             case "generation_started":
                 self._seated, self._trains = frozenset(event.get("nodes", ())), True
-                for node in [n for n in self._since if n in self._seated]:
-                    self._end(node, event.t)
+                for seated in [n for n in self._since if n in self._seated]:
+                    self._end(seated, event.t)
                 for life in ledger.present():
                     if life.noticed_at is None:
                         self._begin(life.node, event.t, life.price_per_hour)
             case "node_joined" if self._trains:
                 price = next(
-                    (x.price_per_hour for x in reversed(ledger.lives) if x.node == event["node"]),
-                    0.0,
+                    (x.price_per_hour for x in reversed(ledger.lives) if x.node == node), 0.0
                 )
-                self._begin(str(event["node"]), event.t, price)
+                self._begin(node, event.t, price)
             case "notice" | "node_lost" | "fenced" | "node_released":
-                self._end(str(event["node"]), event.t)
+                self._end(node, event.t)
             case "standby" if event.get("state") == "promoted":
                 self.promoted += 1
             case "standby" if event.get("state") == "warm":
-                self._warm[str(event["node"])] += 1
+                self._warm[node] += 1
             case "run_ended":
-                for node in list(self._since):
-                    self._end(node, event.t)
+                for standing in list(self._since):
+                    self._end(standing, event.t)
                 self._trains = False
             case _:
                 pass
 
     def first_warmth(self, event: Event) -> bool:
         """Whether a word that a machine is warm, applied last, is its first: a line is enough."""
-        return self._warm[str(event["node"])] == 1
+        return self._warm[str(event.get("node", ""))] == 1
 
     def seconds(self, *, now: float) -> float:
         """Machine-seconds so far."""

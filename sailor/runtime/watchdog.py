@@ -29,6 +29,7 @@ TICK_S = 0.1  # well below LOOK_S: between two looks at a worker that runs there
 STALE_S = 3.0  # of 30 missed ticks: a loaded machine delays a thread, but not that long
 STOPPED_LOOKS = 2  # looks in a row that must find it stopped: a debugger's pause is shorter
 LOOK_S = 0.25
+SILENT_S = 0.75  # without a tick before "stopped" is believed: a node that is slowed down runs, too
 
 # An exchange between workers waits for the slowest of them to get there: for as long as its part of
 # a step takes, which may be minutes on a large model. Before the first step nobody knows.
@@ -177,7 +178,7 @@ def is_stopped(look: Look, *, now: float, previous_look_at: float) -> bool:
     take a machine's time away in slices. If we ourselves did not get to look for long (the whole
     machine paused), its silence proves nothing yet.
     """
-    if look.stopped_looks >= STOPPED_LOOKS and now - look.ticked_at > LOOK_S:
+    if look.stopped_looks >= STOPPED_LOOKS and now - look.ticked_at > SILENT_S:
         return True
     we_were_late = now - previous_look_at > 4 * LOOK_S
     return now - look.ticked_at - look.starved_s > STALE_S and not we_were_late

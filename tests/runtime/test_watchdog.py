@@ -17,6 +17,7 @@ from sailor.runtime.watchdog import (
     KNOWN_STEPS,
     LEAST_EXCHANGE_S,
     LOOK_S,
+    SILENT_S,
     STALE_S,
     STOPPED_LOOKS,
     UNKNOWN_EXCHANGE_S,
@@ -44,8 +45,13 @@ from sailor.runtime.watchdog import (
         (STALE_S - 0.1, 0, LOOK_S, False),  # a thread may be late on a loaded machine
         (STALE_S + 0.1, 0, LOOK_S, True),  # its interpreter hangs
         (0.4, STOPPED_LOOKS - 1, LOOK_S, False),  # a pause as short as a debugger's
-        (0.4, STOPPED_LOOKS, LOOK_S, True),  # SIGSTOP
-        (0.2, STOPPED_LOOKS, LOOK_S, False),  # ticks between two looks: it is slowed down
+        (SILENT_S + 0.1, STOPPED_LOOKS, LOOK_S, True),  # SIGSTOP
+        (
+            SILENT_S - 0.1,
+            STOPPED_LOOKS,
+            LOOK_S,
+            False,
+        ),  # ticks between two looks: it is slowed down
         (60.0, 0, 60.0, False),  # the whole machine was paused: look again
         (60.0, STOPPED_LOOKS, 60.0, True),
     ],

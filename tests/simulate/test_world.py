@@ -7,7 +7,7 @@ costs anything.
 from dataclasses import asdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sailor.observe.events import Event
@@ -201,6 +201,8 @@ def test_whatever_happens_every_second_has_a_cause_and_the_bound_holds(steps, no
 
 
 @given(CHURN, st.sampled_from([None, 40.0]))
+@example([(0, "a", -2), (1, "a", 1), (7, "a", -1)], 40.0)  # a notice before the first step
+@example([(0, "a", -2), (2, "a", 2), (7, "b", -2)], None)  # a step that is set back
 @settings(deadline=None, max_examples=40)
 def test_time_is_named_as_the_event_log_of_a_real_run_names_it(steps, notice):
     """What the simulator books and what the projection of its events gives must agree: goodput
@@ -217,15 +219,19 @@ def test_time_is_named_as_the_event_log_of_a_real_run_names_it(steps, notice):
         fleet, detect_s=1.5, loss=4.0, join=1.0, hidden=6.0, speeds=linear(least=2, samples=37.0),
         job=a_job(samples_per_step=37.0),
     )  # fmt: skip
-    accounts = Accounts()
+    accounts, newest = Accounts(), {}
     log.insert(0, (0.0, "run_started", {}))
     # Steps are told in one go when training stops: put them where they ended.
     log.sort(key=lambda entry: entry[0])
     for seq, (t, kind, fields) in enumerate(log, start=1):
         generation = fields.pop("generation", 0)
+        if kind == "step":
+            newest[fields["step"]] = generation
         accounts.apply(
             Event(seq=seq, t=t, time="", run="", generation=generation, kind=kind, fields=fields)
         )
-    good, bad = accounts.totals(kept=lambda span: True, now=outcome.wall_s)
+    good, bad = accounts.totals(
+        kept=lambda span: newest[span.step] == span.generation, now=outcome.wall_s
+    )
     assert good == pytest.approx(outcome.seconds.get("good", 0.0), abs=0.1)
     assert sum(bad.values()) == pytest.approx(outcome.wall_s - good, abs=1e-6)
