@@ -183,6 +183,8 @@ class Worker:
         seat = self._seat
         if seat is None or seat.generation != order.generation or seat.step != order.step:
             log.warning("told to go on in generation %d without its state", order.generation)
+            with self._lock:
+                self._training = False
             return
         total = seat.settings.train.total_steps
         seat.trainer.recall(order.losses)
@@ -395,7 +397,17 @@ class Worker:
                 self._interrupt(message)
             case Take():
                 self._overtaken()
+            case Go():
+                self._about_to_train(message)
         self._orders.put(message)
+
+    def _about_to_train(self, go: Go) -> None:
+        """From now on the seat's groups are in use, though its thread may be late to begin: a Build
+        right behind must find the same on all workers of a group, or some wait for the others."""
+        with self._lock:
+            seat = self._seat
+            if seat is not None and seat.generation == go.generation and not seat.abort.is_set():
+                self._training = True
 
     def _granted(self, grant: Grant) -> None:
         with self._lock:
