@@ -24,11 +24,11 @@ from sailor.errors import ConfigError
 from sailor.observe.events import read_events
 from sailor.observe.history import replay
 from sailor.planner.futures import Response
-from sailor.planner.hazard import NEVER, PRIOR, Hazard, believe, from_price, observe
+from sailor.planner.hazard import NEVER, PRIOR, Hazard, Place, believe, from_price, observe
 from sailor.planner.question import Candidate
 from sailor.planner.risk import Guard, Pay
 from sailor.simulate.costs import Costs, measured, stated
-from sailor.simulate.fleet import Fleet, Place
+from sailor.simulate.fleet import Fleet
 from sailor.simulate.goodput import Scene, Size
 from sailor.simulate.pace import PlannedSpeeds
 from sailor.simulate.world import Job

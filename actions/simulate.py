@@ -19,8 +19,9 @@ from rich.table import Table
 from actions.console import Console
 from actions.scenes import Setting, setting
 from sailor.config import Config
+from sailor.planner.hazard import Place
 from sailor.planner.risk import Judged, choose
-from sailor.simulate.fleet import Fleet, Place
+from sailor.simulate.fleet import Fleet
 from sailor.simulate.goodput import (
     Result,
     bound_samples,

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +87,7 @@ def _recovered(
         first.append(min(line for line in lines if line[0] > killed_at))
     resumed = first[0][1]
     back_s = None
-    _until(lambda: _step(folder, of=before) >= at_step, agents)
+    _until(lambda: _step(folder, but=before) >= at_step, agents)
     again = [
         next(line[0] for line in _lines(folder, r) if line[2] not in before and line[1] >= at_step)
         for r in range(WORKERS)
@@ -164,9 +164,9 @@ def _pids(folder: Path) -> dict[int, int]:
     return {rank: lines[-1][2] for rank, lines in newest.items() if lines}
 
 
-def _step(folder: Path, *, of: set[int] = frozenset()) -> int:  # type: ignore[assignment]
+def _step(folder: Path, *, but: Collection[int] = ()) -> int:
     """The newest step that all ranks have done, by processes other than those named."""
-    newest = [[line for line in _lines(folder, r) if line[2] not in of] for r in range(WORKERS)]
+    newest = [[line for line in _lines(folder, r) if line[2] not in but] for r in range(WORKERS)]
     return min((lines[-1][1] if lines else 0) for lines in newest)
 
 

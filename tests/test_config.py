@@ -13,7 +13,7 @@ import yaml
 import sailor.config
 from actions import domain
 from actions.arguments import options
-from sailor.config import Config, flatten, groups, keys
+from sailor.config import Config, flatten, groups, keys, plain
 from sailor.errors import ConfigError
 from sailor.models.spec import ModelSpec
 from tests.helpers.compose import ROOT, a_config
@@ -45,6 +45,23 @@ def test_nothing_said_is_the_demonstration():
     assert domain.is_deterministic(config)
 
 
+def overridden(key, arguments):
+    set_here = {argument.partition("=")[0] for argument in arguments}
+    return key in set_here or (key == "train.tokens" and "train.steps" in set_here)
+
+
+def alike(value, said):
+    """Whether a setting is what a file says; YAML takes 3e-4 for text, Hydra for a number."""
+    if isinstance(said, str) and "${" in said:
+        return value is not None
+    if isinstance(said, list):  # of entries whose keys have defaults
+        return len(value) == len(said)
+    try:
+        return float(value) == float(said)
+    except (TypeError, ValueError):
+        return value == said
+
+
 @pytest.mark.parametrize("path", GROUP_FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_option_composes(path):
     option = f"{path.parent.name}/{path.stem}"
@@ -53,7 +70,12 @@ def test_every_option_composes(path):
     needs = NEEDS.get(option, [])
     if path.parent.name == "train":  # made for another model than the default one
         needs = ["model.max_positions=8192", "train.steps=1"]
-    a_config(option.replace("/", "="), *needs)
+    config = a_config(option.replace("/", "="), *needs)
+    said = yaml.safe_load(path.read_text()) or {}
+    group = getattr(config, path.parent.name)
+    for key in said.keys() - {"defaults"}:
+        value = plain(getattr(group, key))
+        assert overridden(f"{path.parent.name}.{key}", needs) or alike(value, said[key]), key
 
 
 @pytest.mark.parametrize(("model", "cloud"), list(product(MODELS, options("cloud", root=ROOT))))
@@ -67,7 +89,8 @@ def test_every_model_composes_with_every_cloud(model, cloud):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_composes(path):
-    a_config(f"+recipe={path.stem}")
+    config = a_config(f"+recipe={path.stem}")
+    assert config.run.name == path.stem
 
 
 @pytest.mark.parametrize("model", options("model", root=ROOT))

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -76,8 +76,8 @@ def read_documents(
 def _unpacked(stream: IO[bytes], file: PurePosixPath) -> Iterator[IO[bytes]]:
     match file.suffix.lower():
         case ".gz":
-            with gzip.open(stream, "rb") as plain:
-                yield plain  # type: ignore[misc]  # its file is opened for reading
+            with gzip.GzipFile(fileobj=stream) as plain:
+                yield cast(IO[bytes], plain)
         case ".zst":
             yield io.BufferedReader(_Zstandard(stream), _READ_BYTES)
         case _:

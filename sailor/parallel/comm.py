@@ -112,38 +112,11 @@ class _Done:
         return
 
 
-_DONE = _Done()
+DONE = _Done()
 
 
-class LoopbackCommunicator:
-    """Answers like a real group, alone. What it would have received is zeros: finite, and fast.
-
-    A world of one needs nothing else; a standby runs a whole step of its future role on these.
-    """
-
-    def __init__(self, *, rank: int = 0, size: int = 1) -> None:
-        self.rank = rank
-        self.size = size
-
-    def all_reduce(self, tensor: torch.Tensor) -> Pending:
-        return _DONE
-
-    def reduce(self, tensor: torch.Tensor, *, root: int) -> Pending:
-        return _DONE
-
-    def broadcast(self, tensor: torch.Tensor, *, root: int) -> Pending:
-        if root != self.rank:
-            tensor.zero_()
-        return _DONE
-
-    def all_gather(self, parts: torch.Tensor) -> Pending:
-        for rank in range(self.size):
-            if rank != self.rank:
-                parts[rank].zero_()
-        return _DONE
-
-    def reduce_scatter(self, parts: torch.Tensor) -> Pending:
-        return _DONE
+class NoGroup:
+    """What a communicator does about the device and its end when there is no group behind it."""
 
     def settle(self) -> None:
         return
@@ -156,6 +129,37 @@ class LoopbackCommunicator:
 
     def close(self) -> None:
         return
+
+
+class LoopbackCommunicator(NoGroup):
+    """Answers like a real group, alone. What it would have received is zeros: finite, and fast.
+
+    A world of one needs nothing else; a standby runs a whole step of its future role on these.
+    """
+
+    def __init__(self, *, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        return DONE
+
+    def reduce(self, tensor: torch.Tensor, *, root: int) -> Pending:
+        return DONE
+
+    def broadcast(self, tensor: torch.Tensor, *, root: int) -> Pending:
+        if root != self.rank:
+            tensor.zero_()
+        return DONE
+
+    def all_gather(self, parts: torch.Tensor) -> Pending:
+        for rank in range(self.size):
+            if rank != self.rank:
+                parts[rank].zero_()
+        return DONE
+
+    def reduce_scatter(self, parts: torch.Tensor) -> Pending:
+        return DONE
 
 
 def loopback_groups(layout: Layout, rank: int) -> dict[str, Communicator]:
@@ -290,7 +294,7 @@ class ProcessGroupCommunicator:
     def settle(self) -> None:
         if not self._on_device:
             return
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event: Any = torch.cuda.Event()
         event.record()
         deadline = time.monotonic() + self.timeout_s
         while not event.query() and not self.abort.is_set():

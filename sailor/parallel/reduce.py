@@ -206,9 +206,7 @@ class FastSum:
         self._idle = [slot for slot in state.slots if slot.logical.name not in taken_in]
         self._attach()
         for index, (_, parameter) in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._passed, index)
-            )
+            parameter.register_post_accumulate_grad_hook(partial(self._passed, index))
 
     def _attach(self) -> None:
         state, device = self._state, self._state.gradients.device
@@ -323,9 +321,7 @@ class ExactSum:
         self._allocate()
         wanted = (parameter for _, parameter in parameters if parameter.requires_grad)
         for index, parameter in enumerate(wanted):
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._take, index)
-            )
+            parameter.register_post_accumulate_grad_hook(partial(self._take, index))
 
     def _allocate(self) -> None:
         device = self._state.gradients.device

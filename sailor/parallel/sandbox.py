@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import torch
 
-from sailor.parallel.comm import Aborted, Communicator, Pending
+from sailor.parallel.comm import DONE, Aborted, Communicator, NoGroup, Pending
 from sailor.parallel.layout import Layout
 
 HEAD = 3072  # values kept of the beginning of an answer
@@ -219,7 +219,7 @@ class Replay:
         if expected is None or msgspec.structs.replace(expected, sample=-1) != asked:
             raise StaleRecording(f"asked for {_words(asked)}, recorded is {_words(expected)}")
         if not answered:
-            return _NOTHING
+            return DONE
         if not 0 <= expected.sample < len(self._samples):
             raise StaleRecording(f"no answer was recorded to {_words(asked)}")
         return _Filled(tensor, self._samples[expected.sample])
@@ -230,15 +230,7 @@ class Replay:
             raise StaleRecording(f"the step ended before {_words(left)}")
 
 
-class _Nothing:
-    def wait(self) -> None:
-        return
-
-
-_NOTHING = _Nothing()
-
-
-class _Replayed:
+class _Replayed(NoGroup):
     """A group of nobody. Satisfies Communicator."""
 
     def __init__(self, replay: Replay, index: int, *, rank: int, size: int) -> None:
@@ -265,18 +257,6 @@ class _Replayed:
 
     def reduce_scatter(self, parts: torch.Tensor) -> Pending:
         return self._replay.answer("reduce_scatter", parts, group=self._index)
-
-    def settle(self) -> None:
-        return
-
-    def rebind(self, abort: threading.Event) -> None:
-        return
-
-    def interrupt(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
 
 
 class _Filled:

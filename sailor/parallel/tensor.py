@@ -13,6 +13,7 @@ operation here is the plain one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class TensorGroup:
         Of split sequences: before, each rank its run [B, t, D]; after, everybody all [B, T, D].
         """
         if self.splits:
-            return _apply(_Gather, x, self.communicator)
+            return _apply(_Along, x, self.communicator, _gathered, _scattered)
         return x if self.size == 1 else _apply(_Enter, x, self.communicator)
 
     def leave(self, partial: torch.Tensor) -> torch.Tensor:
@@ -45,7 +46,7 @@ class TensorGroup:
         Of split sequences: after, each rank the sum of its run.
         """
         if self.splits:
-            return _apply(_Scatter, partial, self.communicator)
+            return _apply(_Along, partial, self.communicator, _scattered, _gathered)
         return partial if self.size == 1 else _apply(_Leave, partial, self.communicator)
 
     def divide(self, x_BTD: torch.Tensor) -> torch.Tensor:
@@ -53,11 +54,15 @@ class TensorGroup:
 
         Gradients come back whole, on all ranks.
         """
-        return _apply(_Divide, x_BTD, self.communicator) if self.splits else x_BTD
+        if not self.splits:
+            return x_BTD
+        return _apply(_Along, x_BTD, self.communicator, _own_run, _gathered)
 
     def unite(self, x: torch.Tensor) -> torch.Tensor:
         """Out of a stage: the inverse of ``divide``. Gradients come in whole, the same on all."""
-        return _apply(_Unite, x, self.communicator) if self.splits else x
+        if not self.splits:
+            return x
+        return _apply(_Along, x, self.communicator, _gathered, _own_run)
 
     def run_of(self, num_tokens: int) -> range:
         """The tokens of a sequence that the residual stream has here."""
@@ -84,7 +89,7 @@ class TensorGroup:
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
     """Function.apply has no types of its own; all of ours return one tensor."""
-    output: torch.Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    output: torch.Tensor = function.apply(*arguments)
     return output
 
 
@@ -160,48 +165,22 @@ def _own_run(x_BTD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
     return x_BTD.chunk(communicator.size, dim=1)[communicator.rank].contiguous()
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BtD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-        ctx.communicator = communicator
-        return _gathered(x_BtD, communicator)
+Change = Callable[[torch.Tensor, Communicator], torch.Tensor]
+
+
+class _Along(torch.autograd.Function):
+    """One of the two above and its way back: a change of who holds which run of a sequence."""
 
     @staticmethod
-    def backward(ctx: Any, grad_BTD: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _scattered(grad_BTD, ctx.communicator), None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, partial_BTD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-        ctx.communicator = communicator
-        return _scattered(partial_BTD, communicator)
+    def forward(
+        ctx: Any, x: torch.Tensor, communicator: Communicator, there: Change, back: Change
+    ) -> torch.Tensor:
+        ctx.communicator, ctx.back = communicator, back
+        return there(x, communicator)
 
     @staticmethod
-    def backward(ctx: Any, grad_BtD: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _gathered(grad_BtD, ctx.communicator), None
-
-
-class _Divide(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BTD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-        ctx.communicator = communicator
-        return _own_run(x_BTD, communicator)
-
-    @staticmethod
-    def backward(ctx: Any, grad_BtD: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _gathered(grad_BtD, ctx.communicator), None
-
-
-class _Unite(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BtD: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-        ctx.communicator = communicator
-        return _gathered(x_BtD, communicator)
-
-    @staticmethod
-    def backward(ctx: Any, grad_BTD: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _own_run(grad_BTD, ctx.communicator), None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.back(grad, ctx.communicator), None, None, None
 
 
 class _CrossEntropy(torch.autograd.Function):

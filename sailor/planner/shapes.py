@@ -7,7 +7,7 @@ search gets to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -424,8 +424,8 @@ def _least_pace(
     return least
 
 
-def _column(values: object) -> FloatArray:
-    return np.fromiter(values, dtype=np.float64)  # type: ignore[call-overload, no-any-return]
+def _column(values: Iterable[float]) -> FloatArray:
+    return np.fromiter(values, dtype=np.float64)
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sailor.cluster.gpu import GpuType
 from sailor.cluster.network import Link, Network
 from sailor.planner.memory import Cut
-from sailor.profile.profile import Part, Profile
+from sailor.profile.profile import Part, PartSeconds, Profile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ def stage_seconds(
 ) -> StageSeconds:
     """Forward and backward of a stage. Recompute runs the blocks' forward once more."""
 
-    def of(part: Part):  # type: ignore[no-untyped-def]  # local shorthand
+    def of(part: Part) -> PartSeconds:
         return profile.part_seconds(
             part, gpu=gpu, tensor_parallel=tensor_parallel, microbatch_size=microbatch_size
         )

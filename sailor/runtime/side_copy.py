@@ -28,7 +28,7 @@ class SideCopy:
     def __init__(self, device: torch.device) -> None:
         self._stream: Any = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream()
 
     def lock(self, segments: Iterable[Segment]) -> None:
         """Lock segments' memory, so that copies into it run by themselves."""
@@ -46,7 +46,7 @@ class SideCopy:
         with torch.cuda.stream(self._stream):
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
-            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event: Any = torch.cuda.Event()
             event.record()
         return event
 
@@ -54,7 +54,7 @@ class SideCopy:
 def _lock(segment: Segment) -> None:
     """Have the driver lock a mapping until the segment is forgotten. Copies are slower without."""
     memory = np.frombuffer(segment.memory, dtype=np.uint8)
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    runtime: Any = torch.cuda.cudart()
     status = runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
     if int(status) != 0:
         log.warning("%s is not locked (CUDA error %d): snapshots are slower", segment, int(status))

@@ -15,21 +15,13 @@ from enum import IntEnum
 from typing import Protocol
 
 from sailor.errors import DataError
+from sailor.planner import hazard
+from sailor.planner.hazard import Place
 
-Place = tuple[str, str]  # (zone, machine type)
 
-
-class CapacityEvent(Protocol):
+class CapacityEvent(hazard.CapacityEvent, Protocol):
     """What a trace is made of; ``provision.trace.SpotEvent`` in real life."""
 
-    @property
-    def t(self) -> float: ...
-    @property
-    def zone(self) -> str: ...
-    @property
-    def machine_type(self) -> str: ...
-    @property
-    def delta(self) -> int: ...
     @property
     def notice_seconds(self) -> float | None: ...
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from sailor.planner.hazard import Place
 from sailor.simulate.costs import Costs
-from sailor.simulate.fleet import Change, Fleet, Place
+from sailor.simulate.fleet import Change, Fleet
 from sailor.simulate.pace import Speeds, WithStandbys
 from sailor.simulate.policies import (
     Restart,

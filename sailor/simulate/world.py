@@ -17,16 +17,18 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 from sailor.checkpoint.placement import peers
 from sailor.observe.goodput import cause_kind
 from sailor.parallel.layout import Layout, Member, WorkerId
+from sailor.planner.hazard import Place
 from sailor.runtime import state as s
 from sailor.runtime.lifecycle import advance
 from sailor.simulate.account import Account
 from sailor.simulate.costs import Costs, Pauses
-from sailor.simulate.fleet import Change, Fleet, NodeEvent, Place
+from sailor.simulate.fleet import Change, Fleet, NodeEvent
 from sailor.simulate.formation import Formation, covered, farthest_move, seat
 from sailor.simulate.pace import Content, Speeds
 
@@ -356,8 +358,11 @@ class World:
             for node in nodes:
                 self._later(
                     self.costs.save_s,
-                    lambda node=node: self._feed(s.NodeSaved(at=self.now, node=node)),  # type: ignore[misc]
+                    partial(self._saved, node),
                 )
+
+    def _saved(self, node: str) -> None:
+        self._feed(s.NodeSaved(at=self.now, node=node))
 
     def _choose(self, command: s.ChooseSources) -> None:
         """The newest step that every part of the model can reach, and what is redone for it."""

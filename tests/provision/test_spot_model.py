@@ -12,7 +12,7 @@ DAY = 86_400.0
 
 def model(zone: str = "a", **changes: object) -> ZoneModel:
     fields = {"machine_type": "m", "machines": 8, "node_hours_per_loss": 4.0, **changes}
-    return ZoneModel(zone=zone, **fields)  # type: ignore[arg-type]
+    return ZoneModel(zone=zone, **fields)
 
 
 def test_the_same_seed_draws_the_same_future() -> None:

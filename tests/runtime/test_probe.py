@@ -65,7 +65,7 @@ def a_roster(*, reach_s: float | None) -> Roster:
     hello = Hello(
         node="n0", zone="z", machine_type="m", pid=1, host="127.0.0.1", port=1, workers=()
     )
-    assert roster.admit(hello, link="a link", now=0.0) == ""  # type: ignore[arg-type]
+    assert roster.admit(hello, link="a link", now=0.0) == ""
     roster.agents["n0"].reach_s = reach_s
     return roster
 
@@ -83,7 +83,7 @@ def test_a_quiet_node_is_asked_after_once_in_a_while() -> None:
 def test_a_node_whose_port_cannot_be_asked_has_its_heartbeats_alone() -> None:
     roster = a_roster(reach_s=None)
     assert roster.to_ask_after(now=4.0) == []
-    roster.parted("n0", "a link", now=10.0)  # type: ignore[arg-type]
+    roster.parted("n0", "a link", now=10.0)
     waits = {"reconnect_s": 0.4, "silence_s": 5.0}
     assert roster.overdue(now=10.3, **waits) == []
     assert roster.overdue(now=10.5, **waits) != []
