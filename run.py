@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actions import ACTIONS, complaints, help_page
+from actions import ACTIONS, complaints, help_page, signals
 from actions.arguments import command, expand, is_known, options, refuse_unknown_keys, unknown_keys
 from sailor.config import Config, ModelConfig, Output, flatten
 from sailor.errors import SailorError
@@ -57,6 +57,7 @@ def main() -> None:
         session.codes.append(130)
     except Exception as error:  # the last line of defence: a bug is ours, and is told as such
         apologise(error, session)
+    signals.ignore()
     if session.json and session.documents:
         import msgspec
 

@@ -209,18 +209,16 @@ class _Training:
             events.write(
                 "node_released", node=proof.node, released=proof.released, proof=proof.proof
             )
-        task = asyncio.current_task()
-        assert task is not None
+        running = asyncio.ensure_future(controller.run(machines.provisioner))
         with stop_signals(
             ask=lambda why: controller.ask_stop(End.interrupted, why),
-            now=lambda code: _cancel(task, code),
-        ):
+            now=running.cancel,  # it still releases every machine; once it has ended, nothing
+        ) as codes:
             async with self._beside(controller, machines, recruiter, events, past):
                 try:
-                    outcome = await controller.run(machines.provisioner)
-                except asyncio.CancelledError as stopped:
-                    (code,) = stopped.args
-                    return _Ending(end="killed", why="told to stop twice", exit_code=code)
+                    outcome = await running
+                except asyncio.CancelledError:
+                    return _Ending(end="killed", why="told to stop twice", exit_code=codes[0])
         if ends:
             error = ends[0]
             return _Ending(
@@ -344,8 +342,3 @@ async def _play(play: Callable[[], Coroutine[Any, Any, None]], events: EventLog)
     finally:
         unsubscribe()
     await play()
-
-
-def _cancel(task: asyncio.Task[_Ending], code: int) -> None:
-    """Stop now; winding down still releases every machine."""
-    task.cancel(code)

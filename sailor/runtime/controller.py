@@ -512,11 +512,11 @@ class Controller:
         now, generation = self._clock.now(), message.generation
         match message:
             case m.Heartbeat():
+                await link.send(m.Beat())  # what its lease goes on by
                 self._note_statuses(node, message.workers)
                 await self._mind_pace(node, message.workers)
             case m.Probed():
                 self._mind_lines(message)
-                await link.send(m.Beat())
             case m.StoreSet():
                 await self._store.set(generation, message.key, message.value)
             case m.StoreGet():

@@ -19,12 +19,13 @@ def _as_before():
 
 async def _send(*numbers: int) -> tuple[list[str], list[int]]:
     asked: list[str] = []
-    ended: list[int] = []
-    with stop_signals(ask=asked.append, now=ended.append):
+    ends: list[str] = []
+    with stop_signals(ask=asked.append, now=lambda: ends.append("now")) as ended:
         for number in numbers:
             os.kill(os.getpid(), number)
             for _ in range(3):  # the loop reads its wake-up pipe, then calls back
                 await asyncio.sleep(0)
+    assert len(ends) == len(ended)
     return asked, ended
 
 

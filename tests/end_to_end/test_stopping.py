@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +95,19 @@ def test_told_to_stop_again_and_again_it_stops_now_and_leaves_nothing(place: Pla
     assert ended.summary["status"] == "killed"
     assert ended.summary["exit_code"] == code
     assert ended.summary["released"] is True
+
+
+def test_machines_live_as_long_as_their_controller_answers(place: Place):
+    """Nothing changes for many leases: what keeps them is the answer to each heartbeat, which once
+    was given to no one but those whose lines were being measured."""
+    lease_s = 2.0
+    with place.start(*ONE, f"runtime.lease={lease_s}s") as run:
+        run.until_step(1)
+        since = time.monotonic()
+        while time.monotonic() - since < 3 * lease_s:
+            assert not [event for event in run.events if event.kind == "node_lost"]
+            time.sleep(0.2)
+        interrupt(run, signal.SIGINT)
 
 
 def test_a_run_stopped_while_its_machines_boot_leaves_nothing(place: Place):
