@@ -14,7 +14,7 @@ from actions import domain
 from actions.console import Console
 from actions.machines import remote_model, remote_tokens
 from actions.origin import check_first_weights, check_tokenizer, keep_origin
-from actions.preflight import check_cloud, check_port
+from actions.preflight import check_checkpoints, check_cloud, check_port
 from actions.prepare import prepare_tokens, tokenizer_of
 from actions.run_folder import RunFolder, open_run, read_summary
 from sailor.config import Config
@@ -39,7 +39,7 @@ def begin(config: Config, console: Console) -> Iterator[Beginning | None]:
     """Everything ready for the run of this configuration, or None when it is done already.
 
     None has been said on the console. Raises CloudError (E406), ConfigError (E105, E106, E602,
-    E603, E606, E607) and DataError (E501 to E513).
+    E603, E605 to E607) and DataError (E501 to E513, E611).
     """
     check_cloud(config)
     script = domain.faults(config)
@@ -49,6 +49,7 @@ def begin(config: Config, console: Console) -> Iterator[Beginning | None]:
             yield None
             return
         check_port(config)
+        check_checkpoints(config)
         if not folder.resumed:
             check_first_weights(config)
         words = tokenizer_of(config)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import importlib.util
 import ipaddress
 import socket
+import threading
+from contextlib import suppress
 
 import psutil
 
 from actions.account import EXTRA
 from actions.domain import HERE
+from sailor.checkpoint.files import children, is_remote, place
 from sailor.config import Config
-from sailor.errors import CloudError, ConfigError
+from sailor.errors import CloudError, ConfigError, DataError
 
 _STORES = {"aws": "s3://BUCKET/RUN", "gcp": "gs://BUCKET/RUN", "azure": "abfs://CONTAINER/RUN"}
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "azure", "az": "azure"}
+_STORE_S = 30.0  # for a store's first answer
 
 
 def check_cloud(config: Config) -> None:
@@ -64,6 +70,69 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def check_checkpoints(config: Config) -> None:
+    """Ask a store, while nothing is rented yet, whether it can take durable checkpoints.
+
+    Raises ConfigError: E605 its package is not installed, E104 fsspec knows no such store; and
+    DataError E611: it does not answer, or not within a while.
+    """
+    address = config.checkpoint.directory
+    if address is None or not is_remote(address):
+        return
+    import fsspec
+
+    protocol = address.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ValueError as error:
+        raise ConfigError(
+            f"no store is called {protocol}",
+            code="E104",
+            why="the first word of checkpoint.directory says which library talks to the store",
+            where=f"checkpoint.directory={address}",
+            fix="\n".join(f"checkpoint.directory={store}" for store in _STORES.values()),
+        ) from error
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol)
+        raise ConfigError(
+            f"{protocol}:// needs a package that is not installed",
+            code="E605",
+            why=str(error),
+            where=f"checkpoint.directory={address}",
+            fix=f"pip install 'sailor-train[{extra}]'" if extra else "install what is named above",
+        ) from error
+    try:
+        asyncio.run(asyncio.wait_for(_listed(address), _STORE_S))
+    except (OSError, TimeoutError) as error:
+        raise DataError(
+            "the store for durable checkpoints does not answer",
+            code="E611",
+            why=str(error) or f"no answer within {_STORE_S:.0f} s",
+            where=f"checkpoint.directory={address}",
+            fix="check its name, that it exists, and this computer's login to it and line",
+        ) from error
+
+
+async def _listed(address: str) -> None:
+    """What is asked goes on in a thread that nothing waits for."""
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    loop = answer.get_loop()
+
+    def ask() -> None:
+        try:
+            children(place(address))
+        except Exception as error:
+            refusal = error
+            with suppress(RuntimeError):  # nobody waits any more
+                loop.call_soon_threadsafe(answer.set_exception, refusal)
+        else:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(answer.set_result, None)
+
+    threading.Thread(target=ask, daemon=True).start()
+    await answer
 
 
 def check_port(config: Config) -> None:

@@ -214,10 +214,12 @@ def _runtime(config: Config) -> Iterator[Problem]:
 
 
 def _data(config: Config) -> Iterator[Problem]:
-    if config.data.name == "text" and not config.data.path:
+    if config.data.name in ("text", "tokens") and not config.data.path:
+        name = config.data.name
         yield Problem(
-            key="data.path", what="data=text needs a file or folder", fix="data.path=PATH/TO/TEXT"
-        )
+            key="data.path", what=f"data={name} needs a file or folder",
+            fix=f"data.path=PATH/TO/{name.upper()}",
+        )  # fmt: skip
     if config.tokenizer.name == "file" and not config.tokenizer.path:
         yield Problem(
             key="tokenizer.path", what="tokenizer=file needs a file",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,6 @@ from typing import Any, Protocol, TypeVar
 
 from sailor.checkpoint import store
 from sailor.checkpoint.placement import peers
-from sailor.checkpoint.restore import Copy, Restore, choose
 from sailor.clock import Clock, WallClock
 from sailor.cluster.provisioner import (
     NodeRequest,
@@ -32,32 +30,30 @@ from sailor.cluster.provisioner import (
 )
 from sailor.errors import NoFeasiblePlan
 from sailor.parallel.layout import Layout, Member
-from sailor.parallel.transition import change_between
 from sailor.plan import Plan
 from sailor.runtime import messages as m
 from sailor.runtime import state as s
 from sailor.runtime.adoption import to_adopt
-from sailor.runtime.agreement import Agreement
+from sailor.runtime.chronicle import Chronicle
+from sailor.runtime.copies import Copies
 from sailor.runtime.durable import Durable
+from sailor.runtime.event_sink import EventSink
 from sailor.runtime.identity import Identity
 from sailor.runtime.journal import Journal, read_journal, write_journal
 from sailor.runtime.key_store import KeyStore
 from sailor.runtime.lifecycle import advance
 from sailor.runtime.lookout import Lookout, ProbeAll, Wish
 from sailor.runtime.probe import Answer, ask, reach_seconds
-from sailor.runtime.recent import RecentLosses
 from sailor.runtime.requests import take
 from sailor.runtime.roster import Roster
 from sailor.runtime.standby import Rehearsals
 from sailor.runtime.straggler import Rules
-from sailor.runtime.tally import SnapshotTally
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
 from sailor.runtime.watchdog import exchange_timeout_s
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-FIRST_PAUSE_S = 1.0  # what a planned change is taken to cost before one was seen
 GOING_ON = ("training", "evaluating", "finished")  # what a worker does whose run is well
 HELLO_S = 10.0  # for a new connection's first word
 REACH_S = 2.0  # for a first connection to an agent's port
@@ -73,12 +69,6 @@ class NotWorth(Protocol):
     """Why a change from one plan to another, both possible, does not pay; "" when it does."""
 
     def __call__(self, old: Plan, new: Plan, *, steps_left: int, pause_s: float) -> str: ...
-
-
-class EventSink(Protocol):
-    """Where the run's events go; sailor.observe.events.EventLog in real life."""
-
-    def write(self, kind: str, *, generation: int = 0, **fields: Any) -> object: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,17 +122,13 @@ class Controller:
         self._replan = replan
         self._not_worth = not_worth
         self._foretold = foretold  # fields of plan_chosen
-        self._planned_pause_s = FIRST_PAUSE_S
         self._events = events
+        self._chronicle = Chronicle(events, recorded=settings.recorded, losses=settings.losses)
         self._clock = clock or WallClock()
         self._queue: asyncio.Queue[s.Event] = asyncio.Queue()
         self._store = KeyStore()
-        self._moved: dict[int, int] = {}  # generation -> bytes its nodes have copied
-        self._restores: dict[int, Restore] = {}
-        self._recorded: set[tuple[int, int]] = set(settings.recorded)
-        self._step_seconds: deque[float] = deque(maxlen=32)  # of the newest steps
-        self._losses = RecentLosses(settings.losses)
         self._durable = Durable(settings.run, keep=settings.keep, events=events, clock=self._clock)
+        self._copies = Copies(self._durable, events=events)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lookout = Lookout(settings.stragglers if settings.limits.standbys else None)
         self._rehearsals = Rehearsals(
@@ -150,10 +136,6 @@ class Controller:
             train=settings.run.train,
             wanted=settings.limits.standbys > 0 and settings.rehearse,
         )
-        self._spoiled: set[tuple[str, m.SnapshotId | None]] = set()  # (node, snapshot)
-        self._before: Layout | None = None
-        self._agreement: Agreement | None = None
-        self._tally: SnapshotTally | None = None
         self._outcome: s.Finish | None = None
         self._journal_path = settings.directory / "journal.json"
         self._journal = read_journal(self._journal_path)
@@ -205,7 +187,7 @@ class Controller:
             active_generation=active.generation,
             awaited=frozenset(living),
         )
-        self._agreement, self._before = Agreement(layout=layout), layout
+        self._chronicle.takes_over(layout)
         self._durable.trust_what_is_there()
 
     def ask_stop(self, end: s.End, why: str) -> None:
@@ -296,7 +278,7 @@ class Controller:
             await self._execute(command)
 
     async def _wind_down(self) -> tuple[Released, ...]:
-        self._note_memory()
+        self._chronicle.memory(self._roster.agents, generation=self._run.active_generation)
         self._winding_down = True
         reason = self._outcome.why if self._outcome is not None else "the controller failed"
         for node in list(self._roster.agents):
@@ -304,7 +286,7 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._close_tally()
+        self._chronicle.close_tally()
         released = await self._provisioner.close()
         for proof in released:
             self._note_released(proof)
@@ -432,7 +414,7 @@ class Controller:
                 settings=self.settings.run,
                 lease_s=self.settings.lease_s,
                 heartbeat_s=self.settings.heartbeat_s,
-                logged=max(self._recorded, default=(0, -1)),
+                logged=self._chronicle.newest,
             )
         )
         agent = self._roster.agents[hello.node]
@@ -522,7 +504,7 @@ class Controller:
             case m.StoreGet():
                 self._beside(self._answer_store(link, message))
             case m.Stepped():
-                self._record_step(message.record)
+                self._chronicle.step(message.record)
                 self._put(s.StepApplied(at=now, generation=generation, step=message.record.step))
             case m.WorkerLost():
                 self._events.write(
@@ -550,16 +532,15 @@ class Controller:
                 if (agent := self._roster.agents.get(node)) is not None:  # else lost meanwhile
                     agent.holdings = message.holdings
                 for record in message.records:
-                    self._record_step(record)
+                    self._chronicle.step(record)
                 self._put(s.NodeHalted(at=now, generation=generation, node=node))
             case m.Switched():
-                moved = self._moved.get(generation, 0) + message.bytes_moved
-                self._moved = {generation: moved}
+                self._chronicle.moved(generation, message.bytes_moved)
                 self._put(
                     s.NodeSwitched(at=now, generation=generation, node=node, copy_s=message.copy_s)
                 )
             case m.TransitionFailed():
-                self._refuse(message)
+                self._copies.refuse(message)
                 self._put(
                     s.NodeFailed(at=now, generation=generation, node=node, reason=message.reason)
                 )
@@ -579,9 +560,7 @@ class Controller:
             case m.Finished():
                 self._put(s.NodeFinished(at=now, generation=generation, node=node))
             case m.Snapshotted():
-                self._count_snapshot(message)
-                if message.digests:
-                    self._compare(message)
+                self._chronicle.snapshot(message, active_generation=self._run.active_generation)
             case m.Persisted():
                 await self._hear_durable(node, message)
             case m.NoticeSeen():
@@ -602,14 +581,18 @@ class Controller:
     async def _mind_pace(self, node: str, statuses: tuple[m.WorkerStatus, ...]) -> None:
         """Find out who holds the others up, and have it moved where that pays."""
         run = self._run
-        if run.phase is not s.Phase.training or run.active is None or not self._step_seconds:
+        if (
+            run.phase is not s.Phase.training
+            or run.active is None
+            or not self._chronicle.step_seconds
+        ):
             return
         verdict = self._lookout.heard(
             node,
             statuses,
-            step_s=self._step_seconds[-1],
+            step_s=self._chronicle.step_seconds[-1],
             steps_left=run.total_steps - run.step,
-            pause_s=self._planned_pause_s,
+            pause_s=self._chronicle.planned_pause_s,
         )
         match verdict:
             case Wish():
@@ -625,7 +608,7 @@ class Controller:
     def _mind_lines(self, answer: m.Probed) -> None:
         run = self._run
         links, wish = self._lookout.probed(
-            answer, steps_left=run.total_steps - run.step, pause_s=self._planned_pause_s
+            answer, steps_left=run.total_steps - run.step, pause_s=self._chronicle.planned_pause_s
         )
         if links is not None:
             self._events.write(
@@ -656,118 +639,16 @@ class Controller:
             for name in saved:
                 self._put(s.NodeSaved(at=self._clock.now(), node=name))
 
-    def _refuse(self, failed: m.TransitionFailed) -> None:
-        """Never choose these again: what they hold is not what was written there."""
-        for source in failed.spoiled:
-            copy = source.path
-            if source.snapshot is not None:
-                at = source.snapshot
-                copy = f"{at.worker}@{at.step} on {source.node}"
-            at_node = (source.node, source.snapshot)
-            if copy in self._durable.spoiled or at_node in self._spoiled:
-                continue
-            if source.path:
-                self._durable.spoiled.add(source.path)
-            else:
-                self._spoiled.add(at_node)
-            self._events.write(
-                "copy_refused", generation=failed.generation, copy=copy, why=failed.reason
-            )
-
-    def _note_memory(self) -> None:
-        """What each rank's process has taken at most, as its agent last said."""
-        layout = self._before
-        if layout is None:
-            return
-        ranks = []
-        for rank, worker in enumerate(layout.workers):
-            agent = self._roster.agents.get(worker.node)
-            status = agent.statuses.get(worker) if agent is not None else None
-            if status is not None and status.peak_bytes:
-                ranks.append(
-                    {
-                        "rank": rank,
-                        "worker": str(worker),
-                        "peak_bytes": status.peak_bytes,
-                        "base_bytes": status.base_bytes,
-                    }
-                )
-        if ranks:
-            self._events.write("memory", generation=self._run.active_generation, ranks=ranks)
-
-    def _count_snapshot(self, told: m.Snapshotted) -> None:
-        tally = self._tally
-        if tally is None or tally.generation != told.generation:  # a late word
-            tally = SnapshotTally(generation=told.generation, world_size=1)
-        for kind, fields in tally.hear(told):
-            self._events.write(kind, generation=tally.generation, **fields)
-
-    def _close_tally(self) -> None:
-        """The generation is over, or the run."""
-        tally, self._tally = self._tally, None
-        if tally is not None:
-            for kind, fields in tally.rest():
-                self._events.write(kind, generation=tally.generation, **fields)
-
-    def _compare(self, told: m.Snapshotted) -> None:
-        """Owners must hold the same bytes; one that does not has a silent fault (invariant I2)."""
-        agreement = self._agreement
-        if agreement is None or told.generation != self._run.active_generation:
-            return
-        snapshot = told.snapshot
-        compared = agreement.hear(snapshot.worker, step=snapshot.step, digests=told.digests)
-        if compared is None:
-            return
-        for difference in compared.differences:
-            holders = [" ".join(map(str, workers)) for _, workers in difference.holders]
-            log.error("step %d: owners of %s differ: %s", compared.step, difference.box, holders)
-            self._events.write(
-                "replicas_differ",
-                generation=told.generation,
-                step=compared.step,
-                box=difference.box,
-                holders=holders,
-            )
-        if not compared.differences:
-            self._events.write(
-                "replicas_agree",
-                generation=told.generation,
-                step=compared.step,
-                boxes=compared.num_compared,
-            )
-
-    def _record_step(self, record: m.StepRecord) -> None:
-        key = (record.generation, record.step)
-        if key in self._recorded:
-            return
-        self._recorded.add(key)
-        self._losses.note(record)
-        if record.num_samples:
-            self._step_seconds.append(record.seconds)
-        fields: dict[str, Any] = {
-            name: getattr(record, name)
-            for name in record.__struct_fields__
-            if name not in ("generation", "eval_loss", "skipped")
-        }
-        if record.eval_loss is not None:
-            fields["eval_loss"] = record.eval_loss
-        if record.skipped:
-            fields["skipped"] = record.skipped
-            self._events.write(
-                "step_refused",
-                generation=record.generation,
-                step=record.step,
-                why=record.skipped,
-                action="skip",
-            )
-        self._events.write("step", generation=record.generation, **fields)
-
     # Commands
 
     async def _execute(self, command: s.Command) -> None:
         match command:
             case s.Record():
-                self._record(command)
+                self._chronicle.life_cycle(command, self._run)
+                if command.kind in ("generation_started", "adopted") and self._run.active:
+                    self._lookout.began(
+                        step=int(command.fields["step"]), nodes=self._run.active.nodes
+                    )
             case s.Replan():
                 self._beside(self._plan(command))
             case s.SendPrepare():
@@ -795,7 +676,7 @@ class Controller:
                 go = m.Go(
                     generation=command.generation,
                     step=command.step,
-                    losses=self._losses.until(command.step),
+                    losses=self._chronicle.losses.until(command.step),
                     record=self._rehearsals.to_record(command.layout),
                 )
                 await self._tell(command.layout.nodes, go)
@@ -824,40 +705,6 @@ class Controller:
                 )
             case s.Finish():
                 self._outcome = command
-
-    def _record(self, command: s.Record) -> None:
-        fields = dict(command.fields)
-        generation = int(fields.pop("generation", self._run.generation))
-        layout = self._run.active
-        if command.kind == "generation_started" and layout is not None:
-            change = change_between(self._before, layout)
-            self._before = layout
-            self._agreement = Agreement(layout=layout)
-            fields["kept_groups"] = len(change.kept)
-            fields["built_groups"] = len(change.built)
-        if command.kind in ("generation_started", "adopted") and layout is not None:
-            self._close_tally()
-            self._tally = SnapshotTally(
-                generation=self._run.active_generation, world_size=layout.world_size
-            )
-            self._lookout.began(step=int(fields["step"]), nodes=layout.nodes)
-            fields["ranks"] = [
-                {
-                    "rank": rank,
-                    "worker": str(worker),
-                    "replica": at.replica,
-                    "stage": at.stage,
-                    "tensor_rank": at.tensor_rank,
-                }
-                for rank, (worker, at) in enumerate(
-                    zip(layout.workers, layout.coordinates, strict=True)
-                )
-            ]
-        if command.kind == "pause" and fields["planned"]:
-            self._planned_pause_s = float(fields["total_s"])
-        if command.kind == "pause":
-            fields["bytes_moved"] = self._moved.get(generation, 0)
-        self._events.write(command.kind, generation=generation, **fields)
 
     async def _warm(self) -> None:
         """Tell those who stand by what they can rehearse by now."""
@@ -904,7 +751,7 @@ class Controller:
             before.plan,
             plan,
             steps_left=run.total_steps - run.step,
-            pause_s=self._planned_pause_s,
+            pause_s=self._chronicle.planned_pause_s,
         )
 
     async def _prepare(self, command: s.SendPrepare) -> None:
@@ -920,7 +767,7 @@ class Controller:
             workers=layout.workers,
             peers={a.node: a.address for a in self._roster.agents.values()},
             copies=peers(keepers),
-            timeout_s=exchange_timeout_s(self._step_seconds),
+            timeout_s=exchange_timeout_s(self._chronicle.step_seconds),
             warm_up=self.settings.rehearse,
             rehearse=self._time_to_rehearse(),
         )
@@ -941,7 +788,7 @@ class Controller:
 
     def _time_to_rehearse(self) -> bool:
         """Whether a change that all train through has time for a newcomer's step in the sandbox."""
-        t, steps = self._run.transition, self._step_seconds
+        t, steps = self._run.transition, self._chronicle.step_seconds
         if not self.settings.rehearse or t is None or not t.planned or not steps:
             return False
         left = self.settings.limits.prepare_s / 4
@@ -950,20 +797,15 @@ class Controller:
         return median(steps) < left
 
     async def _choose(self, command: s.ChooseSources) -> None:
-        copies, committed = self._copies(live=command.live)
-        below = command.below
+        copies, committed = self._copies.in_memory(
+            self._roster.agents, self._run, live=command.live
+        )
         self._events.write("committed", generation=self._run.active_generation, step=committed)
         try:
-            durable = await self._durable.best(below=below)
+            restore = await self._copies.choose(command, copies, starts=self._journal.starts)
         except store.CheckpointFailed as error:
             log.error("%s", error.render())
             return  # the stage passes its deadline, and all is tried again
-        if durable is not None:
-            copies.append(durable)
-        if below is not None:
-            copies = [copy for copy in copies if copy.step < below]
-        restore = choose(command.layout, copies, starts=self._journal.starts)
-        self._restores = {command.generation: restore}
         self._put(
             s.Restorable(
                 at=self._clock.now(),
@@ -974,50 +816,8 @@ class Controller:
             )
         )
 
-    def _copies(self, *, live: bool) -> tuple[list[Copy], int]:
-        """Everything in memory anywhere, and the newest step known to be committed."""
-        copies = [
-            Copy(
-                step=holding.snapshot.step,
-                boxes=frozenset(holding.boxes),
-                generation=holding.snapshot.generation,
-                worker=holding.snapshot.worker,
-                node=agent.node,
-            )
-            for agent in self._roster.agents.values()
-            for holding in agent.holdings
-            if (agent.node, holding.snapshot) not in self._spoiled
-        ]
-        active = self._run.active
-        if active is None or not live:
-            return copies, self._run.step
-        applied = []
-        for rank, worker in enumerate(active.workers):
-            agent = self._roster.agents.get(worker.node)
-            status = agent.statuses.get(worker) if agent is not None else None
-            if status is None or status.step < 0:
-                continue
-            if status.generation != self._run.active_generation:
-                continue  # it has switched already, for a controller that ended
-            applied.append(status.step)
-            copies.append(
-                Copy(
-                    step=status.step,
-                    boxes=frozenset(box.name for box in active.kept[rank]),
-                    generation=self._run.active_generation,
-                    worker=worker,
-                    node=worker.node,
-                    live=True,
-                )
-            )
-        return copies, min(applied, default=self._run.step)
-
     async def _switch(self, command: s.SendSwitch) -> None:
-        restore = self._restores[command.generation]
-        by_node: dict[str, dict[str, tuple[m.Source, ...]]] = {}
-        for worker, fetches in zip(command.layout.workers, restore.fetches, strict=True):
-            sources = tuple(_source(fetch.tier, fetch.boxes, fetch.copy) for fetch in fetches)
-            by_node.setdefault(worker.node, {})[str(worker)] = sources
+        by_node = self._copies.sources(command.generation, command.layout)
         await asyncio.gather(
             *(
                 self._roster.send(
@@ -1036,13 +836,3 @@ async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
         with suppress(asyncio.CancelledError):
             await asyncio.shield(task)
     return task.result()
-
-
-def _source(tier: str, boxes: tuple[str, ...], copy: Copy | None) -> m.Source:
-    if copy is None or copy.live:
-        return m.Source(tier=tier, boxes=boxes)
-    if copy.path:
-        return m.Source(tier="disk", boxes=boxes, path=copy.path)
-    assert copy.worker is not None
-    snapshot = m.SnapshotId(generation=copy.generation, step=copy.step, worker=copy.worker)
-    return m.Source(tier="memory", boxes=boxes, node=copy.node, snapshot=snapshot)

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol
 
 from sailor.checkpoint import store
 from sailor.checkpoint.files import place
@@ -19,21 +18,16 @@ from sailor.checkpoint.restore import Copy
 from sailor.checkpoint.segment import CorruptSnapshot
 from sailor.clock import Clock
 from sailor.parallel.boxes import all_boxes
+from sailor.runtime.event_sink import EventSink
 from sailor.runtime.messages import Persisted, RunSettings
 
 log = logging.getLogger(__name__)
 
 
-class Sink(Protocol):
-    """Where events go."""
-
-    def write(self, kind: str, *, generation: int = 0, **fields: Any) -> object: ...
-
-
 class Durable:
     """A run's durable checkpoints. ``keep``: how many; ``spoiled``: folders never to use again."""
 
-    def __init__(self, run: RunSettings, *, keep: int, events: Sink, clock: Clock) -> None:
+    def __init__(self, run: RunSettings, *, keep: int, events: EventSink, clock: Clock) -> None:
         self._run = run
         self._keep = keep
         self._events = events

@@ -10,8 +10,8 @@ import socket
 import pytest
 
 from actions.domain import HERE
-from actions.preflight import check_cloud, check_port
-from sailor.errors import CloudError, ConfigError
+from actions.preflight import check_checkpoints, check_cloud, check_port
+from sailor.errors import CloudError, ConfigError, DataError
 from tests.helpers.compose import a_config
 
 
@@ -94,3 +94,32 @@ def test_without_skypilot_the_extra_is_named_and_that_planning_works(monkeypatch
     assert (refusal.value.code, refusal.value.exit_code) == ("E406", 4)
     assert "pip install 'sailor-train[cloud]'" in refusal.value.fix
     assert "action=plan" in refusal.value.fix
+
+
+def test_a_store_that_nobody_knows_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match="no store is called s4") as refusal:
+        check_checkpoints(a_config("checkpoint.directory=s4://bucket/run"))
+    assert "s3://" in refusal.value.fix
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gcsfs") is not None, reason="gcsfs is installed")
+def test_a_store_whose_package_is_missing_says_what_to_install():
+    with pytest.raises(ConfigError) as refusal:
+        check_checkpoints(a_config("checkpoint.directory=gs://bucket/run"))
+    assert refusal.value.code == "E605"
+    assert refusal.value.fix == "pip install 'sailor-train[gs]'"
+
+
+def test_a_store_that_does_not_answer_is_told_before_anything_is_rented():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/run"
+    with pytest.raises((DataError, ConfigError)) as refusal:
+        check_checkpoints(a_config(f"checkpoint.directory={address}"))
+    # fsspec's http needs aiohttp, which is no requirement of ours.
+    missing = importlib.util.find_spec("aiohttp") is None
+    assert refusal.value.code == ("E605" if missing else "E611")
+
+
+def test_stores_that_answer_and_folders_pass(tmp_path):
+    check_checkpoints(a_config("checkpoint.directory=memory://a-run-of-nobody"))
+    check_checkpoints(a_config(f"checkpoint.directory={tmp_path}"))
