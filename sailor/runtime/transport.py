@@ -57,6 +57,8 @@ class Link:
         if len(frame) > MAX_FRAME_BYTES:
             raise ValueError(f"{type(message).__name__} of {len(frame)} bytes exceeds a frame")
         async with self._lock:
+            if self.writer.is_closing():  # one closed twice fails in writing with no error of ours
+                raise LinkClosed(f"{self.peer}: closed here")
             try:
                 self.writer.write(_LENGTH.pack(len(frame)) + frame)
                 # Not wait_for: it swallows a cancellation that comes when the wait is just over.

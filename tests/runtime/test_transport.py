@@ -57,6 +57,21 @@ def test_the_key_is_readable_by_its_owner_only(tmp_path: Path):
     assert create_identity(tmp_path / "id", run="r") == load_identity(tmp_path / "id")
 
 
+def test_what_is_sent_over_a_link_closed_meanwhile_is_told_as_that(tmp_path: Path):
+    """Closed here and by the other side: a store's answer on its way then once ended a run."""
+    identity = create_identity(tmp_path / "id", run="r")
+
+    async def scenario(port):
+        link = await connect("127.0.0.1", port, identity=identity, decoder=TO_AGENT, deadline_s=5)
+        for _ in range(2):
+            link.writer.close()
+        with pytest.raises(LinkClosed):
+            await link.send(Heartbeat(node="a", workers=(), generation=1))
+        link.abort()
+
+    with_server(identity, scenario)
+
+
 def test_another_runs_key_is_refused_and_ours_still_works(tmp_path: Path):
     ours = create_identity(tmp_path / "ours", run="r")
     theirs = create_identity(tmp_path / "theirs", run="r")
