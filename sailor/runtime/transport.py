@@ -32,7 +32,10 @@ class LinkClosed(Exception):
 
 
 class Link:
-    """One authenticated connection. ``receive`` has one reader; ``send`` may have many callers."""
+    """One authenticated connection. ``receive`` has one reader; ``send`` may have many callers.
+
+    ``peer``: host:port of the other side, for logs.
+    """
 
     def __init__(
         self,
@@ -44,12 +47,8 @@ class Link:
         self.writer = writer
         self._decoder = decoder
         self._lock = asyncio.Lock()
-
-    @property
-    def peer(self) -> str:
-        """host:port of the other side, for logs."""
-        address = self.writer.get_extra_info("peername")
-        return f"{address[0]}:{address[1]}" if address else "closed"
+        address = writer.get_extra_info("peername")  # a closed link cannot be asked any more
+        self.peer = f"{address[0]}:{address[1]}" if address else "closed"
 
     async def send(self, message: Message) -> None:
         """Write one message. Raises LinkClosed when the other side is gone or does not drain."""
