@@ -1,17 +1,59 @@
-"""RMS norm and rotary turn with backward passes of their own.
+"""RMS norm, rotary turn and linear layers with backward passes of their own.
 
-On a CPU torch composes both of many small operations, and keeps every result in between for
-backward; together they took a tenth of a small Llama's step. These keep one tensor each.
+On a CPU torch composes the first two of many small operations, and keeps every result in between
+for backward; together they took a tenth of a small Llama's step. These keep one tensor each. A
+linear layer's gradient is made in new memory and then added to where it belongs; here the matrix
+product itself adds it there (Megatron-LM's gradient accumulation fusion).
 """
 
-# D model width, H heads, T tokens, K head size, h = K / 2; "..." any leading dimensions
+# N rows, I width in, O width out, D model width, H heads, T tokens, K head size, h = K / 2; "..."
+# any leading dimensions
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+
+
+class GradientSink(Protocol):
+    """Takes a weight's gradient in as two factors. A parameter has it as ``gradient_sink``."""
+
+    def add(self, grad_NO: torch.Tensor, x_NI: torch.Tensor) -> None:
+        """The gradient of one backward pass is grad^T x."""
+
+
+def linear(
+    x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x W^T + b, [..., I] -> [..., O]. A weight with a sink never gets a ``grad``."""
+    sink: GradientSink | None = getattr(weight_OI, "gradient_sink", None)
+    if sink is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return F.linear(x, weight_OI, bias_O)
+    y: torch.Tensor = _Linear.apply(x, weight_OI, bias_O, sink)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None,
+        sink: GradientSink,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(x, weight_OI)
+        ctx.sink = sink
+        return F.linear(x, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: torch.Tensor
+    ) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
+        x, weight_OI = ctx.saved_tensors
+        grad_NO = grad.reshape(-1, grad.shape[-1])
+        grad_x = (grad_NO @ weight_OI).view(x.shape) if ctx.needs_input_grad[0] else None
+        ctx.sink.add(grad_NO, x.reshape(-1, x.shape[-1]))
+        return grad_x, None, grad_NO.sum(dim=0) if ctx.needs_input_grad[2] else None, None
 
 
 def rms_norm(x: torch.Tensor, weight_D: torch.Tensor, *, epsilon: float) -> torch.Tensor:

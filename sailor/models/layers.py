@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sailor.models.fused import rms_norm, turn
+from sailor.models.fused import linear, rms_norm, turn
 from sailor.models.spec import Activation, ModelSpec, Positions
 from sailor.parallel.tensor import TensorGroup
 
@@ -37,7 +37,7 @@ class ColumnLinear(nn.Module):
         self.bias = unset(share) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
@@ -51,8 +51,8 @@ class RowLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._group.size == 1:
-            return F.linear(x, self.weight, self.bias)
-        whole = self._group.leave(F.linear(x, self.weight))
+            return linear(x, self.weight, self.bias)
+        whole = self._group.leave(linear(x, self.weight))
         return whole if self.bias is None else whole + self.bias  # once, after the sum
 
 

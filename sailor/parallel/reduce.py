@@ -207,6 +207,8 @@ class FastSum:
         self._attach()
         for index, (_, parameter) in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._passed, index))
+            if self._in_place:
+                setattr(parameter, "gradient_sink", _Sink(self, index))  # noqa: B010
 
     def _attach(self) -> None:
         state, device = self._state, self._state.gradients.device
@@ -246,15 +248,29 @@ class FastSum:
 
     def _passed(self, index: int, parameter: torch.Tensor) -> None:
         """Backward of one microbatch has come through a parameter."""
+        if parameter.grad is None:
+            return  # its gradient has been taken in and counted by ``add``
         view, name = self._views[index], self._parameters[index][0]
         if parameter.grad is not view:
-            assert parameter.grad is not None
             if name in self._fresh:
                 view.copy_(parameter.grad)
                 self._fresh.discard(name)
             else:
                 view.add_(parameter.grad)
             parameter.grad = view if self._in_place else None
+        self._count(index)
+
+    def add(self, index: int, grad_NO: torch.Tensor, x_NI: torch.Tensor) -> None:
+        """The same of a parameter whose gradient comes as two factors: grad^T x."""
+        view, name = self._views[index], self._parameters[index][0]
+        if name in self._fresh:
+            torch.mm(grad_NO.t(), x_NI, out=view)
+            self._fresh.discard(name)
+        else:
+            view.addmm_(grad_NO.t(), x_NI)
+        self._count(index)
+
+    def _count(self, index: int) -> None:
         if not self._passes:
             return  # nobody began: gradients are wanted, sums are not
         self._passes[index] -= 1
@@ -292,6 +308,17 @@ class FastSum:
     def renew(self) -> None:
         self._state.gradients = torch.zeros_like(self._state.gradients)
         self._attach()
+
+
+class _Sink:
+    """What a linear layer hands its weight's gradient to (sailor/models/fused.py)."""
+
+    def __init__(self, total: FastSum, index: int) -> None:
+        self._total = total
+        self._index = index
+
+    def add(self, grad_NO: torch.Tensor, x_NI: torch.Tensor) -> None:
+        self._total.add(self._index, grad_NO, x_NI)
 
 
 class ExactSum:
