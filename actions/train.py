@@ -36,6 +36,7 @@ from provision.namespaces import Namespaces
 from provision.outlook import BackOff, advised
 from provision.recruit import Crew, Rules
 from provision.recruiter import Recruiter, Refusal
+from sailor.checkpoint.interval import LossRate
 from sailor.cluster.provisioner import NodeRequest
 from sailor.config import Config, Output
 from sailor.errors import Interrupted, SailorError
@@ -44,6 +45,7 @@ from sailor.observe.live import open_view
 from sailor.observe.report import write_report
 from sailor.observe.summary import summarise, write_summary
 from sailor.parallel.boxes import finest_pieces
+from sailor.planner.hazard import PRIOR
 from sailor.planner.question import Candidate
 from sailor.runtime.controller import Controller, ControllerSettings
 from sailor.runtime.identity import create_identity
@@ -165,6 +167,7 @@ class _Training:
                 if event.kind == "step" and event.get("loss") is not None
             },
             recorded=frozenset((e.generation, e["step"]) for e in past if e.kind == "step"),
+            hazard=LossRate(losses=PRIOR.shape * PRIOR.mean_bulk, machine_s=PRIOR.rate * 3600),
             rehearse=config.runtime.rehearse,
             stragglers=stragglers(config),
         )

@@ -18,7 +18,8 @@ from typing import Protocol
 import torch
 
 from sailor.parallel.comm import Communicator, Pending
-from sailor.parallel.state import Segment, Slot, StageState, padded
+from sailor.parallel.slots import Segment, Slot, padded
+from sailor.parallel.state import StageState
 
 # Grid of the exact sum, on gradients of the mean loss, give or take a factor of two for making it
 # a power of two of the summed loss: multiples of 2^-44 are exact in fp64 up to 2^9 = 512, more
@@ -162,6 +163,10 @@ class GradientSum(Protocol):
     def renew(self) -> None:
         """Take fresh memory: an abandoned operation may still write into the old."""
 
+    def detach(self) -> torch.Tensor | None:
+        """Take no gradients in any more: another sum over the same parameters is to, and may have
+        this memory."""
+
 
 class FastSum:
     """fp32 throughout, and over owners while backward still runs.
@@ -178,8 +183,10 @@ class FastSum:
         parameters: tuple[tuple[str, torch.nn.Parameter], ...],
         *,
         tokens_per_step: int,
+        memory: torch.Tensor | None = None,
         portion: int = PORTION,
     ) -> None:
+        """``memory`` is not needed: gradients are summed where they lie."""
         self.seed = 1.0 / tokens_per_step
         self._state = state
         self._parameters = tuple((name, p) for name, p in parameters if p.requires_grad)
@@ -205,9 +212,12 @@ class FastSum:
         taken_in = {name for name, _ in self._parameters}
         self._idle = [slot for slot in state.slots if slot.logical.name not in taken_in]
         self._attach()
-        for index, (_, parameter) in enumerate(self._parameters):
+        self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._passed, index))
-            if self._in_place:
+            for index, (_, parameter) in enumerate(self._parameters)
+        ]
+        if self._in_place:
+            for index, (_, parameter) in enumerate(self._parameters):
                 setattr(parameter, "gradient_sink", _Sink(self, index))  # noqa: B010
 
     def _attach(self) -> None:
@@ -309,6 +319,13 @@ class FastSum:
         self._state.gradients = torch.zeros_like(self._state.gradients)
         self._attach()
 
+    def detach(self) -> torch.Tensor | None:
+        for hook in self._hooks:
+            hook.remove()
+        for _, parameter in self._parameters:
+            parameter.grad = None
+        return None
+
 
 class _Sink:
     """What a linear layer hands its weight's gradient to (sailor/models/fused.py)."""
@@ -334,7 +351,9 @@ class ExactSum:
         parameters: tuple[tuple[str, torch.nn.Parameter], ...],
         *,
         tokens_per_step: int,
+        memory: torch.Tensor | None = None,
     ) -> None:
+        """``memory``: of an earlier sum over the same arrays."""
         # With a power of two for a seed, backward computes exactly the bits it would compute
         # without one, only larger, and the grid becomes the whole numbers.
         self.seed = 2.0 ** (GRID_BITS - (tokens_per_step - 1).bit_length())
@@ -345,16 +364,20 @@ class ExactSum:
         self._groups: Mapping[tuple[int, ...], Communicator] = {}
         # By tensor: a tied matrix is two parameters that are added to one sum.
         self._extremes: dict[str, list[torch.Tensor]] = {s.logical.name: [] for s in self._slots}
-        self._allocate()
+        self._allocate(memory)
         wanted = (parameter for _, parameter in parameters if parameter.requires_grad)
-        for index, parameter in enumerate(wanted):
+        self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._take, index))
-
-    def _allocate(self) -> None:
-        device = self._state.gradients.device
-        self._sums = [
-            torch.zeros(bucket.size, dtype=torch.float64, device=device) for bucket in self._buckets
+            for index, parameter in enumerate(wanted)
         ]
+
+    def _allocate(self, memory: torch.Tensor | None) -> None:
+        device = self._state.gradients.device
+        sizes = [bucket.size for bucket in self._buckets]
+        if memory is None or memory.numel() < sum(sizes):
+            memory = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+        self._memory = memory
+        self._sums = list(memory[: sum(sizes)].split(sizes))
         self._scratch = torch.empty(CHUNK, dtype=torch.float64, device=device)
         self._targets = [self._targets_of(slot) for slot in self._slots]
 
@@ -439,4 +462,9 @@ class ExactSum:
                 segment.of(slot.of(self._state.gradients)).copy_(view)
 
     def renew(self) -> None:
-        self._allocate()
+        self._allocate(None)
+
+    def detach(self) -> torch.Tensor | None:
+        for hook in self._hooks:
+            hook.remove()
+        return self._memory

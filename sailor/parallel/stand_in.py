@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sailor.parallel.layout import Layout, Member, WorkerId
-from sailor.plan import Plan, Stage
+from sailor.parallel.slots import same_places
+from sailor.plan import Plan
 
 
 def stand_in(
@@ -62,20 +63,24 @@ def stand_in(
     return replace(layout, plan=_with_zones(layout, moved), workers=tuple(workers))
 
 
-def same_seat(old: Layout, new: Layout, worker: WorkerId) -> bool:
-    """Whether a worker does exactly the same work in both layouts, over other groups perhaps.
+def same_seat(old: Layout, old_rank: int, new: Layout, new_rank: int) -> bool:
+    """Whether two ranks of two layouts do the same work on the same state, among others perhaps.
 
-    Then its trainer, with its state, and its snapshot memory serve on.
+    Then its trainer, with its state, and its snapshot memory serve on: how many microbatches it
+    has, who owns the same boxes and who is before and behind it may all be different.
     """
-    rank = old.rank_of(worker)
+    before, after = old.stage_of(old_rank), new.stage_of(new_rank)
     return (
-        rank is not None
-        and new.rank_of(worker) == rank
-        and _shape(old.plan) == _shape(new.plan)
+        old.spec == new.spec
         and old.pieces == new.pieces
-        and old.spec == new.spec
+        and old.plan.sequence_length == new.plan.sequence_length
+        and old.plan.global_batch_size == new.plan.global_batch_size
         # Others write into weights that are handed out: a trainer that was left is not used again.
-        and not new.plan.optimizer_sharding
+        and not (old.plan.optimizer_sharding or new.plan.optimizer_sharding)
+        and replace(before, gpu="", machine_type="", zone="")
+        == replace(after, gpu="", machine_type="", zone="")
+        and old.coordinates[old_rank].tensor_rank == new.coordinates[new_rank].tensor_rank
+        and same_places(old, old_rank, new, new_rank)
     )
 
 
@@ -109,18 +114,3 @@ def _with_zones(layout: Layout, moved: dict[int, str]) -> Plan:
         for r, replica in enumerate(layout.plan.replicas)
     )
     return replace(layout.plan, replicas=replicas)
-
-
-def _shape(plan: Plan) -> Plan:
-    """The plan without what a worker's arithmetic does not depend on: the zones."""
-
-    def nowhere(stage: Stage) -> Stage:
-        return replace(stage, zone="")
-
-    return replace(
-        plan,
-        replicas=tuple(
-            replace(replica, stages=tuple(map(nowhere, replica.stages)))
-            for replica in plan.replicas
-        ),
-    )

@@ -4,27 +4,20 @@ Flat arrays. What is computed with, weights (fp32 or bf16) and fp32 gradients, i
 box of the rank; the state, fp32 weights and both moments, for those it keeps: all of them, or with
 optimizer sharding its part. In fp32 the weights that are kept are the state, there is no copy.
 
-The order puts next to each other what is reduced over the same ranks, so that a reduction works on
-the gradients where they lie; inside that, what decays and what does not, so that the optimizer runs
-over long stretches. A box is a view into them.
+A box is a view into them; what lies where is ``sailor/parallel/slots.py``'s to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from math import prod
 
 import torch
 
-from sailor.models.spec import LogicalTensor
 from sailor.parallel.boxes import Box
 from sailor.parallel.layout import Layout
-
-# Parameters start on 64-byte lines: vector loops then have no ragged end, and what an element
-# becomes does not depend on where in the array it lies.
-_ALIGN = 16
+from sailor.parallel.slots import Segment, Slot, padded, slots_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,58 +27,6 @@ class BoxTensors:
     weight: torch.Tensor
     moment1: torch.Tensor
     moment2: torch.Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
-    """A run of boxes of one parameter that the same ranks own; usually the whole parameter.
-
-    ``start`` and ``extent`` are along ``axis`` of this rank's share. ``keeper`` is the rank that
-    keeps its state for all owners, None where each does. ``contributes`` is false where every rank
-    of a tensor group holds a copy and another one's gradient counts.
-    """
-
-    tensor: str
-    axis: int
-    start: int
-    extent: int
-    shape: tuple[int, ...]
-    owners: tuple[int, ...]
-    keeper: int | None
-    contributes: bool
-
-    @property
-    def numel(self) -> int:
-        """Its elements."""
-        return prod(self.shape)
-
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """Its part of a tensor of the parameter's shape."""
-        return whole.narrow(self.axis, self.start, self.extent)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slot:
-    """One parameter's place in the arrays of weights and gradients."""
-
-    logical: LogicalTensor
-    shape: tuple[int, ...]
-    offset: int
-    boxes: tuple[Box, ...]
-    segments: tuple[Segment, ...]
-
-    @property
-    def numel(self) -> int:
-        """Elements of this rank's share."""
-        return prod(self.shape)
-
-    def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The parameter's view of a flat array."""
-        return flat[self.offset : self.offset + self.numel].view(self.shape)
-
-    def box_of(self, whole: torch.Tensor, box: Box) -> torch.Tensor:
-        """A box's view of a tensor of the parameter's shape."""
-        return whole.narrow(box.axis, box.offset - self.boxes[0].offset, box.extent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,8 +99,8 @@ class StageState:
         self, layout: Layout, rank: int, *, device: torch.device,
         dtype: torch.dtype = torch.float32, split_sequences: bool = False,
     ) -> None:  # fmt: skip
-        self.rank = rank
-        self.slots = _slots(layout, rank, split_sequences=split_sequences)
+        self._split_sequences = split_sequences
+        self._see(layout, rank)
         self.order = {tensor.name: index for index, tensor in enumerate(layout.spec.tensors)}
         last = self.slots[-1]
         size = padded(last.offset + last.numel)
@@ -184,7 +125,6 @@ class StageState:
         self._copies = torch.zeros(state_size - self._copied_from, device=device)
         self.moments1 = torch.zeros(state_size, device=device)
         self.moments2 = torch.zeros(state_size, device=device)
-        self.by_name = {slot.logical.name: slot for slot in self.slots}
         boxes = {
             box: BoxTensors(
                 weight=self.master_of(kept).narrow(box.axis, start, box.extent),
@@ -195,6 +135,16 @@ class StageState:
             for box, start in kept.boxes()
         }
         self.boxes = {box: boxes[box] for box in layout.kept[rank]}
+
+    def _see(self, layout: Layout, rank: int) -> None:
+        self.rank = rank
+        self.slots = slots_of(layout, rank, split_sequences=self._split_sequences)
+        self.by_name = {slot.logical.name: slot for slot in self.slots}
+
+    def move_to(self, layout: Layout, rank: int) -> None:
+        """Other owners, the same memory: see ``slots.same_places``. No optimizer sharding."""
+        self._see(layout, rank)
+        self.kept = _all_kept(self.slots)
 
     @property
     def state_bytes(self) -> int:
@@ -267,74 +217,6 @@ class StageState:
         """All weights and moments zero."""
         for flat in (self.weights, self._copies, self.moments1, self.moments2):
             flat.zero_()
-
-
-def padded(numel: int) -> int:
-    """The next multiple of the alignment."""
-    return -(-numel // _ALIGN) * _ALIGN
-
-
-def _slots(layout: Layout, rank: int, *, split_sequences: bool) -> tuple[Slot, ...]:
-    """Every parameter of a rank with its place.
-
-    Order: by the owners of its boxes, then by their keeper, then decaying or not, then the model's
-    order. Parameters whose boxes have different owners (tensor parallelism differs between
-    replicas) come last.
-    """
-    logical = {tensor.name: tensor for tensor in layout.spec.tensors}
-    order = {name: index for index, name in enumerate(logical)}
-    every = split_sequences or layout.coordinates[rank].tensor_rank == 0
-    parameters: list[tuple[LogicalTensor, tuple[Box, ...], list[Segment]]] = []
-    for name, run in groupby(layout.boxes[rank], key=lambda box: box.tensor):
-        boxes = tuple(run)
-        contributes = every or logical[name].split_axis is not None
-        parameters.append((logical[name], boxes, _segments(boxes, layout, contributes=contributes)))
-
-    def place(
-        parameter: tuple[LogicalTensor, tuple[Box, ...], list[Segment]],
-    ) -> tuple[object, ...]:
-        tensor, _, segments = parameter
-        several = len(segments) > 1
-        owners = () if several else segments[0].owners
-        keeper = None if several else segments[0].keeper
-        return (
-            several,
-            owners,
-            -1 if keeper is None else keeper,
-            not tensor.decay,
-            order[tensor.name],
-        )
-
-    slots = []
-    offset = 0
-    for tensor, boxes, segments in sorted(parameters, key=place):
-        shape = list(boxes[0].shape)
-        shape[boxes[0].axis] = sum(box.extent for box in boxes)
-        slot = Slot(
-            logical=tensor, shape=tuple(shape), offset=offset, boxes=boxes,
-            segments=tuple(segments),
-        )  # fmt: skip
-        slots.append(slot)
-        offset = padded(offset + slot.numel)
-    return tuple(slots)
-
-
-def _segments(boxes: tuple[Box, ...], layout: Layout, *, contributes: bool) -> list[Segment]:
-    """The boxes of one parameter, joined where neighbours have the same owners."""
-    segments = []
-    for owners, run in groupby(boxes, key=lambda box: layout.owners[box]):
-        joined = tuple(run)
-        extent = sum(box.extent for box in joined)
-        axis = joined[0].axis
-        shape = tuple(extent if a == axis else n for a, n in enumerate(joined[0].shape))
-        keeper = layout.keepers[joined[0]][0] if layout.plan.optimizer_sharding else None
-        segments.append(
-            Segment(
-                tensor=joined[0].tensor, axis=axis, start=joined[0].offset - boxes[0].offset,
-                extent=extent, shape=shape, owners=owners, keeper=keeper, contributes=contributes,
-            )
-        )  # fmt: skip
-    return segments
 
 
 def _all_kept(slots: tuple[Slot, ...]) -> tuple[Kept, ...]:

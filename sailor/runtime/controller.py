@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any, Protocol, TypeVar
 
 from sailor.checkpoint import store
+from sailor.checkpoint.interval import LossRate
 from sailor.checkpoint.placement import peers
 from sailor.clock import Clock, WallClock
 from sailor.cluster.provisioner import (
@@ -79,6 +80,7 @@ class ControllerSettings:
     run: m.RunSettings
     limits: s.Limits
     nodes: tuple[NodeRequest, ...]  # asked for at the start
+    hazard: LossRate  # of a machine, before anything is seen
     host: str = "127.0.0.1"
     port: int = 0
     lease_s: float = 60.0
@@ -123,6 +125,7 @@ class Controller:
         self._not_worth = not_worth
         self._foretold = foretold  # fields of plan_chosen
         self._events = events
+        self._hazard = settings.hazard
         self._chronicle = Chronicle(events, recorded=settings.recorded, losses=settings.losses)
         self._clock = clock or WallClock()
         self._queue: asyncio.Queue[s.Event] = asyncio.Queue()
@@ -313,6 +316,7 @@ class Controller:
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock.now()
+            self._hazard = self._hazard.watched(TICK_S * len(self._roster.agents))
             for agent in self._roster.to_ask_after(now=now):
                 self._beside(self._ask_after(agent.node, rounds=1, hung_up=False))
             for node, cause, silent_s in self._roster.overdue(
@@ -377,6 +381,7 @@ class Controller:
         if agent is not None and agent.link is not None:
             agent.link.abort()
         self._events.write("node_lost", node=node, cause=cause, silent_s=silent_s)
+        self._hazard = self._hazard.lost()
         self._beside(self._release(node))
 
     async def _release(self, node: str) -> None:
@@ -678,6 +683,7 @@ class Controller:
                     step=command.step,
                     losses=self._chronicle.losses.until(command.step),
                     record=self._rehearsals.to_record(command.layout),
+                    losses_per_s=self._hazard.per_machine_s * len(command.layout.nodes),
                 )
                 await self._tell(command.layout.nodes, go)
                 await self._store.drop_before(command.generation)
@@ -817,7 +823,14 @@ class Controller:
         )
 
     async def _switch(self, command: s.SendSwitch) -> None:
-        by_node = self._copies.sources(command.generation, command.layout)
+        generation, layout = command.generation, command.layout
+        by_node = self._copies.sources(generation, layout)
+        self._events.write(
+            "restored",
+            generation=generation,
+            step=command.step,
+            sources=self._copies.told(generation, layout),
+        )
         await asyncio.gather(
             *(
                 self._roster.send(

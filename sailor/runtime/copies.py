@@ -6,6 +6,7 @@ Which copy serves a box best is ``checkpoint.restore.choose``'s to say. No torch
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from sailor.checkpoint.restore import Copy, Restore, choose
 from sailor.parallel.layout import Layout
@@ -72,6 +73,19 @@ class Copies:
             by_node.setdefault(worker.node, {})[str(worker)] = sources
         return by_node
 
+    def told(self, generation: int, layout: Layout) -> list[dict[str, Any]]:
+        """For the log: where each worker has its boxes from; of those it has kept, how many."""
+        lines: list[dict[str, Any]] = []
+        for worker, fetches in zip(layout.workers, self._chosen[generation].fetches, strict=True):
+            for fetch in fetches:
+                line: dict[str, Any] = {"worker": str(worker), "tier": fetch.tier}
+                if fetch.tier == "live":
+                    line["kept"] = len(fetch.boxes)
+                else:
+                    line |= {"boxes": list(fetch.boxes), "from": _place(fetch.copy)}
+                lines.append(line)
+        return lines
+
     def in_memory(
         self, agents: Mapping[str, AgentRecord], run: s.Run, *, live: bool
     ) -> tuple[list[Copy], int]:
@@ -117,6 +131,12 @@ def _in_use(agents: Mapping[str, AgentRecord], active: Layout, generation: int) 
             )
         )
     return copies
+
+
+def _place(copy: Copy | None) -> str:
+    if copy is None:
+        return "the seed"
+    return copy.path or f"{copy.node}, snapshot of {copy.worker}"
 
 
 def _source(tier: str, boxes: tuple[str, ...], copy: Copy | None) -> m.Source:

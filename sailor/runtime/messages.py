@@ -86,6 +86,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int
     eval_loss: float | None = None
     skipped: str = ""  # what was wrong with it, where it was left out
+    snapshot_every: int = 1  # steps between in-memory snapshots, as it is at present
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -354,11 +355,13 @@ class Switch(Message, frozen=True, kw_only=True):
 class Go(Message, frozen=True, kw_only=True):
     """Train, from the step after ``step``. ``losses`` of the newest steps up to it, oldest first,
     NaN for one that was skipped: what later ones are compared with. ``record``: ranks that record
-    their second step."""
+    their second step. ``losses_per_s``: how often one of the layout's machines is expected to be
+    lost."""
 
     step: int
     losses: tuple[float, ...] = ()
     record: tuple[int, ...] = ()
+    losses_per_s: float = 0.0
 
 
 class Drop(Message, frozen=True, kw_only=True):

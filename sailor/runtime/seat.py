@@ -69,6 +69,11 @@ class Seat:
     snapshot_step: int = -1  # newest step copied into a segment
     copying: Snapshot | None = None  # the newest copy, while the agent does not know of it
     skipped: int = 0  # snapshots not taken because some rank had no room
+    losses_per_s: float = 0.0  # of the layout's machines, as the controller expects
+    every: int = 1  # steps between snapshots
+    since: int = 0  # steps since one was due
+    snapshot_s: float = 0.0  # that the newest one held this rank up
+    step_s: float = 0.0  # that the newest step took
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -79,7 +84,7 @@ class Seat:
         """The state is in place: use it, over these groups, those taken over included."""
         if self.heir_of is not None:
             self.segments = self.heir_of.segments  # a spare one may have come meanwhile
-            self.trainer.move_to(self.layout)
+            self.trainer.move_to(self.layout, self.rank)
             self.heir_of = None
         self.trainer.loaded()
         for group in self.groups.values():

@@ -307,7 +307,10 @@ class Tenure:
     def _keeps_its_seat(self, worker: WorkerId, layout: Layout) -> bool:
         """Whether a worker goes on with the trainer, state and snapshot memory that it has."""
         present = self._parts.get(self._nursery.children[worker].generation)
-        return present is not None and same_seat(present.layout, layout, worker)
+        if present is None or (before := present.layout.rank_of(worker)) is None:
+            return False
+        after = layout.rank_of(worker)
+        return after is not None and same_seat(present.layout, before, layout, after)
 
     async def _drop(self, drop: m.Drop) -> None:
         part = self._parts.pop(drop.generation, None)

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import torch
 
+from sailor.checkpoint.interval import steps_between
 from sailor.checkpoint.segment import CorruptSnapshot, Segment
 from sailor.errors import DataError
 from sailor.faults import Poison
@@ -74,7 +75,7 @@ from sailor.runtime.worker_link import (
     WantSegment,
     Written,
 )
-from sailor.training.trainer import StepOutcome, StepRefused, Trainer
+from sailor.training.trainer import Costs, StepOutcome, StepRefused, Trainer
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +189,7 @@ class Worker:
             return
         total = seat.settings.train.total_steps
         seat.trainer.recall(order.losses)
+        seat.losses_per_s = order.losses_per_s
         self._move(Doing.training, step=seat.step)
         with self._lock:
             self._training = True
@@ -235,8 +237,9 @@ class Worker:
         trainer = seat.trainer
         with stricken(trainer.state, poison is Poison.step, changed=trainer.republish):
             outcome = seat.trainer.step(
-                seat.step + 1, stop=seat.stop.is_set(), room=lambda: not seat.grants.empty()
-            )
+                seat.step + 1, stop=seat.stop.is_set(), room=lambda: not seat.grants.empty(),
+                costs=Costs(snapshot_s=seat.snapshot_s, step_s=seat.step_s),
+            )  # fmt: skip
         if then is not None:
             then()
         seat.step += 1
@@ -245,14 +248,21 @@ class Worker:
         busy_s = max(0.0, outcome.seconds - (waits.seconds - waited_s))
         self._move(Doing.training, step=seat.step, busy_s=busy_s)
         self._complete(seat)
+        seat.step_s, seat.since = outcome.seconds, seat.since + 1
+        seat.every = train.snapshot_every or steps_between(  # the same numbers on every rank
+            stall_s=outcome.costs.snapshot_s, step_s=outcome.costs.step_s,
+            losses_per_s=seat.losses_per_s,
+        )  # fmt: skip
         record = _record(seat, outcome)
         seat.records.append(record)
         last = seat.step == train.total_steps
         durable = last or (train.persist_every > 0 and seat.step % train.persist_every == 0)
         if durable:
+            seat.since = 0
             self._snapshot(seat, must=True)
-        elif seat.step % max(train.snapshot_every, 1) == 0:
+        elif self._is_due(seat):
             if outcome.room:  # everywhere: all ranks snapshot this step, or none does
+                seat.since = 0
                 self._snapshot(seat, must=False)
             else:
                 seat.skipped += 1
@@ -263,6 +273,12 @@ class Worker:
             seat.records[-1] = record
         self._report(seat, record)
         return outcome.stop
+
+    def _is_due(self, seat: Seat) -> bool:
+        """Whether all ranks are to take a snapshot after this step."""
+        if seat.settings.train.snapshot_every:
+            return seat.step % seat.every == 0
+        return seat.since >= seat.every
 
     def _recorded_step(self, seat: Seat) -> bool:
         """A step whose collectives' answers are noted, for whoever is to take a seat like this."""
@@ -314,6 +330,7 @@ class Worker:
         if made is None:
             return
         complete_snapshot(seat, made)
+        seat.snapshot_s = made.stall_s
         self._channel.send(
             Written(
                 generation=seat.generation,
@@ -555,7 +572,7 @@ class Worker:
         with self._lock:
             seated = self._seat
         if order.kept:
-            if seated is None or not same_seat(seated.layout, layout, self._me):
+            if seated is None or not same_seat(seated.layout, seated.rank, layout, rank):
                 raise ValueError(f"{self._me} holds no seat it could go on from")
             heir_of, trainer, side_copy = seated, seated.trainer, seated.side_copy
         else:
@@ -609,4 +626,5 @@ def _record(seat: Seat, done: StepOutcome) -> StepRecord:
         first_sample=done.first_sample,
         num_samples=done.num_samples,
         skipped=done.skipped,
+        snapshot_every=seat.every,
     )

@@ -36,7 +36,7 @@ class TrainSettings:
     device: str  # "cpu" | "cuda"
     eval_every: int  # steps; 0 = only before the first and after the last step
     eval_samples: int  # held-out sequences per evaluation
-    snapshot_every: int  # steps between in-memory snapshots
+    snapshot_every: int  # steps between in-memory snapshots; 0: from what they cost and hazard
     persist_every: int  # steps between durable checkpoints; 0 = only at the end
     guard: str = "stop"  # on a step that is not fit to be applied: "stop" | "skip" | "rollback"
     spike_factor: float = 0.0  # a loss so many times the usual is not fit; 0: however large

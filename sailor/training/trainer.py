@@ -29,8 +29,10 @@ from sailor.parallel.comm import Communicator, LoopbackCommunicator, loopback_gr
 from sailor.parallel.layout import GroupKind, Layout
 from sailor.parallel.pipeline import Links, Microbatch, Pipeline
 from sailor.parallel.reduce import ExactSum, FastSum, GradientSum
+from sailor.parallel.slots import Slot
 from sailor.parallel.spread import WeightSpread
-from sailor.parallel.state import BoxTensors, Slot, StageState
+from sailor.parallel.stand_in import same_seat
+from sailor.parallel.state import BoxTensors, StageState
 from sailor.parallel.tensor import TensorGroup
 from sailor.training.evaluate import evaluation
 from sailor.training.guard import Guard
@@ -56,6 +58,17 @@ class StepRefused(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """Seconds that the newest snapshot held a rank up, and that its newest step took; 0: none."""
+
+    snapshot_s: float = 0.0
+    step_s: float = 0.0
+
+
+NO_COSTS = Costs()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
     """What one applied step was. All but ``seconds`` and ``phases`` is the same on every rank.
 
@@ -64,6 +77,7 @@ class StepOutcome:
     ``stop``: some rank asked to stop after this step, and every rank knows it. ``room``: every rank
     has room for a snapshot, so that all take one of this step or none does. ``skipped``: what was
     wrong with the step, where it was left out: the weights are those of the step before.
+    ``costs``: means over the ranks of what each had to say of its costs (``Costs``).
     """
 
     step: int
@@ -77,6 +91,7 @@ class StepOutcome:
     num_samples: int
     stop: bool
     room: bool
+    costs: Costs
     skipped: str = ""
 
 
@@ -88,6 +103,7 @@ class _Agreed:
     grad_norm: float
     stop: bool
     room: bool
+    costs: Costs
 
 
 class Trainer:
@@ -109,12 +125,9 @@ class Trainer:
             raise ValueError(f"{settings.compute_dtype} is none of {', '.join(COMPUTE_DTYPES)}")
         if settings.device == "cpu":
             torch.set_num_threads(1)  # bits depend on it, and workers share the cores
-        self.layout = layout
-        self.rank = rank
         self.settings = settings
         self.device = torch.device(settings.device)
         at = layout.coordinates[rank]
-        self._replica = plan.replicas[at.replica]
         stage = layout.stage_of(rank)
         if settings.sequence_parallel and plan.sequence_length % stage.tensor_parallel:
             raise ValueError(
@@ -125,7 +138,7 @@ class Trainer:
             rank=at.tensor_rank, size=stage.tensor_parallel,
             split_sequences=settings.sequence_parallel,
         )  # fmt: skip
-        module = StageModule(
+        self._module = StageModule(
             layout.spec, blocks=stage.layers, first=layout.is_first(rank),
             last=layout.is_last(rank), recompute=stage.recompute, group=self._tensor,
             compiled=settings.compile_blocks,
@@ -135,13 +148,9 @@ class Trainer:
             layout, rank, device=self.device, dtype=dtype, split_sequences=self._tensor.splits
         )
         self.state: dict[Box, BoxTensors] = self._state.boxes
-        parameters = self._state.bind(module.leaves())
-        self._sum: GradientSum = (ExactSum if settings.deterministic else FastSum)(
-            self._state, parameters, tokens_per_step=plan.tokens_per_step
-        )
+        self._parameters = self._state.bind(self._module.leaves())
         self._spread = WeightSpread(self._state) if plan.optimizer_sharding else None
         self._stale = True  # the keepers' weights have not been handed out since they changed
-        self._pipeline = Pipeline(module, layout, rank, device=self.device, dtype=dtype)
         self._optimizer = AdamW(self._state, settings.optimizer)
         manifest = load_manifest(Path(settings.tokens_path))
         self._train = TokenStream(
@@ -149,6 +158,27 @@ class Trainer:
         )
         self._held_out = TokenStream(
             manifest, manifest.held_out, sequence_length=settings.sequence_length
+        )
+        self._place(layout, rank)
+        self._world: Communicator = LoopbackCommunicator()
+        self._owners: dict[tuple[int, ...], Communicator] = {}
+        self._connected = False
+        self._read_until: Any = None
+        self._clean = True  # no operation was left while it might write into our memory
+        self._exact = settings.deterministic  # as far as is known
+        self._guard = Guard(spike_factor=settings.spike_factor)
+        self._phases: dict[str, float] = {}
+
+    def _place(self, layout: Layout, rank: int, *, memory: torch.Tensor | None = None) -> None:
+        """What depends on who else there is: sums, the pipeline's ends, shares of batches."""
+        plan, settings = layout.plan, self.settings
+        self.layout, self.rank = layout, rank
+        self._replica = plan.replicas[layout.coordinates[rank].replica]
+        self._sum: GradientSum = (ExactSum if settings.deterministic else FastSum)(
+            self._state, self._parameters, tokens_per_step=plan.tokens_per_step, memory=memory
+        )
+        self._pipeline = Pipeline(
+            self._module, layout, rank, device=self.device, dtype=self._state.weights.dtype
         )
         self._evaluation = evaluation(
             plan, eval_samples=settings.eval_samples,
@@ -159,14 +189,6 @@ class Trainer:
             [index for index, _, _ in self._counted], dtype=torch.long, device=self.device
         )
         self._counted_gradients: list[torch.Tensor] = []
-        self._world: Communicator = LoopbackCommunicator()
-        self._owners: dict[tuple[int, ...], Communicator] = {}
-        self._connected = False
-        self._read_until: Any = None
-        self._clean = True  # no operation was left while it might write into our memory
-        self._exact = settings.deterministic  # as far as is known
-        self._guard = Guard(spike_factor=settings.spike_factor)
-        self._phases: dict[str, float] = {}
 
     # State
 
@@ -240,16 +262,18 @@ class Trainer:
         self._state.clear()
         self._state.gradients.zero_()
 
-    def move_to(self, layout: Layout) -> None:
-        """The same work over other groups: a layout that differs in who the other ranks are.
+    def move_to(self, layout: Layout, rank: int) -> None:
+        """The same share of the model among others: see ``stand_in.same_seat``.
 
-        Weights, moments and memory stay as they are; connect afterwards.
+        Weights, moments and their memory stay as they are; connect afterwards.
         """
-        old = self.layout
-        if layout.owners != old.owners or layout.boxes[self.rank] != old.boxes[self.rank]:
-            raise ValueError(f"rank {self.rank} does other work in the new layout")
-        self.layout = layout
+        if not same_seat(self.layout, self.rank, layout, rank):
+            raise ValueError(f"rank {self.rank} does other work as rank {rank} of the new layout")
         self._connected = False
+        self._owners = {}
+        memory = self._sum.detach()
+        self._state.move_to(layout, rank)
+        self._place(layout, rank, memory=memory)
 
     def connect(self, groups: Mapping[str, Communicator]) -> None:
         """Speak over these groups from now on: all of the layout's that have this rank."""
@@ -286,13 +310,14 @@ class Trainer:
     # Work
 
     def step(
-        self, step: int, *, stop: bool, room: Callable[[], bool] = lambda: True
-    ) -> StepOutcome:
+        self, step: int, *, stop: bool, room: Callable[[], bool] = lambda: True,
+        costs: Costs = NO_COSTS,
+    ) -> StepOutcome:  # fmt: skip
         """Train on the global batch of ``step`` (the first is 1). Collective.
 
         ``stop`` is this rank's vote to stop afterwards; ``room``, asked as late as possible, is
-        its vote on whether it could take a snapshot. Raises Aborted, with nothing applied here,
-        or StepRefused, with nothing applied anywhere.
+        its vote on whether it could take a snapshot; ``costs`` are told to all. Raises Aborted,
+        with nothing applied here, or StepRefused, with nothing applied anywhere.
         """
         began = time.monotonic()
         self._phases = {}
@@ -306,7 +331,7 @@ class Trainer:
         with self._phase("reduce"):
             self._sum.reduce()
         with self._phase("norm"):
-            agreed = self._agree(losses, stop=stop, room=room())
+            agreed = self._agree(losses, stop=stop, room=room(), costs=costs)
         self._clean = True
         loss, grad_norm = agreed.loss, agreed.grad_norm
         settings = self.settings
@@ -329,6 +354,7 @@ class Trainer:
             learning_rate=rate, seconds=time.monotonic() - began, phases=self._phases,
             first_sample=(step - 1) * settings.global_batch_size,
             num_samples=settings.global_batch_size, stop=agreed.stop, room=agreed.room,
+            costs=agreed.costs,
             skipped=fault,
         )  # fmt: skip
 
@@ -395,8 +421,10 @@ class Trainer:
             targets=both[:, 1:] if self._pipeline.last else None,
         )
 
-    def _agree(self, losses: list[torch.Tensor], *, stop: bool, room: bool) -> _Agreed:
-        """One sum over the world: squared norm per box, loss per microbatch, votes.
+    def _agree(
+        self, losses: list[torch.Tensor], *, stop: bool, room: bool, costs: Costs
+    ) -> _Agreed:
+        """One sum over the world: squared norm per box, loss per microbatch, costs and votes.
 
         Every number has one contributor, so the sum carries it as it is; each rank then adds them
         up in the same exact way. Before: everybody has their part; after: mean loss, gradient
@@ -405,7 +433,7 @@ class Trainer:
         plan, at = self.layout.plan, self.layout.coordinates[self.rank]
         num_boxes, num_microbatches = len(self.layout.owners), plan.num_microbatches
         numbers = torch.zeros(
-            num_boxes + num_microbatches + 3, dtype=torch.float64, device=self.device
+            num_boxes + num_microbatches + 5, dtype=torch.float64, device=self.device
         )
         if self._counted_gradients:
             # Sums in fp64 go element by element on a CPU, up to ten times as long: where bits do
@@ -416,6 +444,7 @@ class Trainer:
         if losses and at.tensor_rank == 0:
             first = num_boxes + self.layout.microbatch_offset(at.replica)
             numbers[first : first + len(losses)] = torch.stack(losses).double()
+        numbers[-5], numbers[-4] = costs.snapshot_s, costs.step_s
         numbers[-3] = self._sum.magnitude()
         numbers[-2] = float(not room)
         numbers[-1] = float(stop)
@@ -429,10 +458,14 @@ class Trainer:
                 "layout may differ in the last bits", summed[-3],
             )  # fmt: skip
         return _Agreed(
-            loss=_exact_sum(summed[num_boxes:-3]) / plan.tokens_per_step,
+            loss=_exact_sum(summed[num_boxes:-5]) / plan.tokens_per_step,
             grad_norm=math.sqrt(_exact_sum(summed[:num_boxes])),
             stop=summed[-1] > 0,
             room=summed[-2] == 0,
+            costs=Costs(
+                snapshot_s=summed[-5] / self.layout.world_size,
+                step_s=summed[-4] / self.layout.world_size,
+            ),
         )
 
     def _boxes_counted_here(self) -> list[tuple[int, Slot, Box]]:

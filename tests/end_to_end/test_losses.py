@@ -69,6 +69,29 @@ def test_a_killed_worker_is_started_again_and_nobody_else(place: Place, undistur
     assert [event["worker"] for event in of_kind(log, "worker_up")] == ["node-2/0.2"]
     assert of_kind(log, "node_lost") == []
     assert ended.summary["redone_steps"] <= 1  # every box has a second owner
+    told = of_kind(ended.events, "restored")[-1]["sources"]
+    assert {source["tier"] for source in told} == {"live", "peer"}
+    assert all(source["boxes"] and source["from"] for source in told if source["tier"] == "peer")
+
+
+def test_snapshots_as_seldom_as_they_pay_lose_no_more_than_their_interval(
+    place: Place, undisturbed: Undisturbed
+):
+    """With one owner of each box, a loss goes back to the newest snapshot everywhere."""
+    fault = {"kind": "kill_node", "at": 30, "target": "node-2"}
+    ended = place.train(
+        "cloud.nodes=3", f"train.steps={STEPS}", "checkpoint.snapshot_every=0", script=[fault]
+    )
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS, replicas=False)
+    before = [e for e in of_kind(ended.events, "step") if e.generation == 1 and e["step"] > 0]
+    chosen = {event["step"]: event["snapshot_every"] for event in before}
+    assert chosen[1] == 1, "nothing is known of what a snapshot costs"
+    assert max(chosen.values()) > 1
+    taken = [e["step"] for e in of_kind(ended.events, "snapshot") if e.generation == 1]
+    assert len(taken) < len(before)
+    (pause,) = [p for p in of_kind(ended.events, "pause") if p["cause"] != "start"]
+    assert pause["steps_redone"] <= max(chosen.values()) + 1
 
 
 def test_a_stopped_worker_is_found_though_it_lives(place: Place, undisturbed: Undisturbed):

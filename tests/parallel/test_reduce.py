@@ -7,7 +7,8 @@ import torch
 
 from sailor.parallel.comm import LoopbackCommunicator
 from sailor.parallel.reduce import ExactSum, FastSum
-from sailor.parallel.state import StageState, padded
+from sailor.parallel.slots import padded
+from sailor.parallel.state import StageState
 from tests.helpers.engine import a_gpt, a_replica, a_run
 from tests.parallel.test_state import module_of
 

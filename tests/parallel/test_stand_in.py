@@ -13,6 +13,11 @@ def two_by_two():
     return a_layout(a_plan([2], [2]))
 
 
+def keeps(old, new, node):
+    ranks = [layout.rank_of(a_member(node).workers[0]) for layout in (old, new)]
+    return same_seat(old, ranks[0], new, ranks[1])
+
+
 def members(*names, **changes):
     return [a_member(name, **changes) for name in names]
 
@@ -23,11 +28,26 @@ def test_the_standby_takes_the_leavers_seat_and_everybody_else_keeps_theirs():
     assert [w.node for w in new.workers] == ["n0", "n9", "n2", "n3"]
     assert new.plan == old.plan
     for node in ("n0", "n2", "n3"):
-        assert same_seat(old, new, a_member(node).workers[0])
+        assert keeps(old, new, node)
     change = change_between(old, new)
     assert [len(boxes) > 0 for boxes in change.arriving] == [False, True, False, False]
     assert change.kept
     assert all("n1/" not in group.key for group in change.kept)
+
+
+def test_a_replica_less_leaves_the_others_at_the_same_work_and_another_cut_does_not():
+    three = a_layout(a_plan([], [], [], microbatches=[2, 2, 2]))
+    two = Layout.of(
+        a_plan([], [], microbatches=[3, 3]), spec=three.spec, pieces=1,
+        members=members("n0", "n2"), previous=three,
+    )  # fmt: skip
+    assert keeps(three, two, "n0")
+    assert keeps(three, two, "n2")  # which is another rank now
+    cut = Layout.of(
+        a_plan([2], microbatches=[6]), spec=three.spec, pieces=1, members=members("n0", "n2"),
+        previous=three,
+    )  # fmt: skip
+    assert not keeps(three, cut, "n0")
 
 
 def test_nobody_missing_leaves_the_very_same_layout():
@@ -80,7 +100,7 @@ def test_another_zone_of_the_plan_is_written_into_the_stage_that_moves():
     new = stand_in(old, staying=staying, others=members("n9"))
     assert new.plan.replicas[0].stages[0].zone == "a"
     assert new.boxes == old.boxes
-    assert same_seat(old, new, a_member("n1").workers[0])
+    assert keeps(old, new, "n1")
 
 
 def test_a_machine_of_another_type_does_not_fit():

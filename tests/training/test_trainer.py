@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
+from sailor.parallel.comm import loopback_groups
 from sailor.training.trainer import Trainer
 from tests.helpers.engine import a_gpt, a_llama, a_random_plan, a_replica, a_run, some_settings
 
@@ -261,6 +263,37 @@ def test_a_warmed_up_trainer_trains_as_a_cold_one(crew, tokens, reference):
     run = crew.train(layout, settings, steps=range(1, 6), warm_up=True)
     assert run.losses == reference["gpt"].losses
     assert same_bits(run, reference["gpt"])
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_trainer_that_moves_among_others_trains_as_one_made_for_them(tokens, rank, deterministic):
+    """It has trained as one of two replicas, is the only one now, and has its memory still."""
+    before, after = a_run(*SAME_BITS["dp2"]), a_run(*ONE)
+    settings = some_settings(tokens, before, deterministic=deterministic)
+    moved = Trainer(layout=before, rank=rank, settings=settings)
+    moved.connect(loopback_groups(before, rank))
+    moved.initialise(before.kept[rank])
+    moved.step(1, stop=False)  # with itself alone: what it leaves behind must not be seen
+    fresh = Trainer(layout=after, rank=0, settings=settings)
+    state = moved.state
+    moved.move_to(after, 0)
+    assert moved.state is state
+    for trainer in (moved, fresh):
+        trainer.initialise(after.kept[0])
+        trainer.connect(loopback_groups(after, 0))
+    pairs = [[trainer.step(step, stop=False) for trainer in (moved, fresh)] for step in (1, 2, 3)]
+    assert [one.loss for one, _ in pairs] == [other.loss for _, other in pairs]
+    for box, tensors in fresh.state.items():
+        assert torch.equal(moved.state[box].weight, tensors.weight)
+        assert torch.equal(moved.state[box].moment2, tensors.moment2)
+
+
+def test_a_trainer_does_not_move_to_other_work(tokens):
+    one, two = a_run(*ONE), a_run(*SAME_BITS["pp2"])
+    trainer = Trainer(layout=one, rank=0, settings=some_settings(tokens, one))
+    with pytest.raises(ValueError, match="other work"):
+        trainer.move_to(two, 0)
 
 
 def test_a_trainer_without_groups_refuses_to_step(tokens):
