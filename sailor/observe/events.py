@@ -64,6 +64,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "replicas_agree": ("step", "boxes"),  # only where they are compared
     "replicas_differ": ("step", "box", "holders"),
     "copy_refused": ("copy", "why"),
+    "restored": ("step", "sources"),
     "committed": ("step",),
     "persisted": ("step", "bytes", "seconds", "path"),
     "persist_failed": ("step", "error"),
