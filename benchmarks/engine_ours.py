@@ -22,7 +22,7 @@ def contender(job: dict[str, Any]) -> Train:
     rank = job["rank"]
     settings = settings_of(plan, tokens=job["tokens"], deterministic=job["deterministic"])
     trainer = Trainer(layout=layout, rank=rank, settings=settings)
-    trainer.initialise(layout.boxes[rank])
+    trainer.initialise(layout.kept[rank])
     if layout.world_size == 1:
         groups = loopback_groups(layout, rank)
     else:
