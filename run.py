@@ -12,18 +12,31 @@ import os
 import sys
 import tempfile
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from actions import ACTIONS, complaints, help_page, signals
-from actions.arguments import command, expand, is_known, options, refuse_unknown_keys, unknown_keys
+from actions import ACTIONS, COMPOSING, complaints, help_page, signals, sweep
+from actions.arguments import (
+    command,
+    expand,
+    flags_and_words,
+    is_known,
+    key_of,
+    options,
+    refuse_unknown_keys,
+    replaced,
+    unknown_keys,
+)
 from sailor.config import Config, ModelConfig, Output, flatten
 from sailor.errors import SailorError
 from sailor.observe.redact import redact, redact_fields
 from sailor.rules import Problem, validate
 
 ROOT = Path(__file__).resolve().parent
+CONF = ROOT / "conf"
 
 
 @dataclass(kw_only=True)
@@ -34,6 +47,8 @@ class Session:
     json: bool = False  # whether standard output is for a program
     documents: list[Any] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
+    jobs: list[sweep.Job] = field(default_factory=list)  # of a sweep, those that had their turn
+    folder: Path | None = None  # of a sweep
 
     @property
     def exit_code(self) -> int:
@@ -58,13 +73,21 @@ def main() -> None:
     except Exception as error:  # the last line of defence: a bug is ours, and is told as such
         apologise(error, session)
     signals.ignore()
+    tell(session)
+    raise SystemExit(session.exit_code)
+
+
+def tell(session: Session) -> None:
+    """What is said when all is over: a sweep's table, and with output=json the one document."""
+    if session.jobs:
+        sweep.show(session.jobs, folder=session.folder, json=session.json)
+        session.documents = [sweep.document(job) for job in session.jobs]
     if session.json and session.documents:
         import msgspec
 
-        several = len(session.documents) > 1
+        several = len(session.documents) > 1 or session.jobs
         document = msgspec.json.encode(session.documents if several else session.documents[0])
         print(msgspec.json.format(document, indent=2).decode())  # NaN has become null
-    raise SystemExit(session.exit_code)
 
 
 def compose(arguments: list[str], session: Session) -> None:
@@ -75,51 +98,106 @@ def compose(arguments: list[str], session: Session) -> None:
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed
     import hydra
-    from hydra.errors import (
-        HydraException,
-        MissingConfigException,
-        OverrideParseException,
-    )
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
     from omegaconf import DictConfig
-    from omegaconf.errors import OmegaConfBaseException
 
     store_schema()
 
     def task(composed: DictConfig) -> None:
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-        perform(composed, session)
+        now = HydraConfig.get() if HydraConfig.initialized() else None
+        if now is None or now.mode is not RunMode.MULTIRUN:
+            perform(composed, session, words=session.arguments)
+            return
+        session.folder = Path(now.sweep.dir)
+        perform_job(composed, session, chosen=chosen_of(arguments, now.overrides.task))
 
     sys.argv[1:] = arguments
-    where = str(ROOT / "conf")
-    try:
+    with translated(session.arguments):
         if any(argument.startswith(("-", "hydra")) for argument in arguments):
-            hydra.main(version_base="1.3", config_path=where, config_name="config")(task)()
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
         else:  # hydra.main would compose twice, first to learn that there is no sweep
-            with hydra.initialize_config_dir(config_dir=where, version_base="1.3"):
-                composed = hydra.compose(config_name="config", overrides=arguments)
-            task(composed)
+            task(composed_of(arguments))
+
+
+def composed_of(overrides: Sequence[str]) -> Any:
+    """The untyped configuration of a list of overrides in Hydra's terms."""
+    import hydra
+
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        return hydra.compose(config_name="config", overrides=list(overrides))
+
+
+def composer(words: Sequence[str]) -> Callable[..., Config]:
+    """``compose(*instead)``: the checked configuration of a command line but for these words.
+
+    For actions that need others' configurations: the steps of a recipe. Raises ConfigError.
+    """
+    known: dict[tuple[str, ...], Config] = {}
+
+    def compose_again(*instead: str) -> Config:
+        typed_words = replaced(words, *instead)
+        flags, expanded = flags_and_words(expand(typed_words, root=ROOT))
+        refuse_unknown_keys(expanded)
+        folders = [f"file://{Path(folder).absolute()}" for folder in flags]
+        if folders:
+            expanded.append(f"hydra.searchpath=[{','.join(folders)}]")
+        action = next(word for word in expanded if key_of(word) == "action").partition("=")[2]
+        rest = tuple(word for word in expanded if key_of(word) != "action")
+        if rest not in known:
+            with translated(typed_words):
+                known[rest] = typed(composed_of(rest), arguments=typed_words)
+        return replace(known[rest], action=action)
+
+    return compose_again
+
+
+def chosen_of(arguments: Sequence[str], task: Sequence[str]) -> dict[str, str]:
+    """What a job of a sweep has of the keys that have several values: key -> its value."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    _, words = flags_and_words(arguments)
+    parsed = OverridesParser.create().parse_overrides(words)
+    swept = {override.get_key_element() for override in parsed if override.is_sweep_override()}
+    pairs = (word.partition("=") for word in task)
+    return {key.lstrip("+"): value for key, _, value in pairs if key in swept}
+
+
+@contextmanager
+def translated(arguments: Sequence[str]) -> Iterator[None]:
+    """Whatever Hydra and OmegaConf refuse becomes a ConfigError with a way out."""
+    from hydra.errors import (
+        HydraException,
+        MissingConfigException,
+        OverrideParseException,
+    )
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
     except OverrideParseException as error:
         raise complaints.grammar(
-            override=error.override, message=error.message, arguments=session.arguments
+            override=error.override, message=error.message, arguments=arguments
         ) from error
     except MissingConfigException as error:
         group, _, name = (error.missing_cfg_file or "").partition("/")
-        if not name and not (ROOT / "conf" / group).is_dir():
-            raise complaints.ambiguous(str(error), arguments=session.arguments) from error
+        if not name and not (CONF / group).is_dir():
+            raise complaints.ambiguous(str(error), arguments=arguments) from error
         raise complaints.unknown_option(
             group=group,
             name=name,
             available=sorted({*options(group, root=ROOT), *(error.options or ())}),
-            arguments=session.arguments,
+            arguments=arguments,
         ) from error
     except ValueError as error:  # Hydra: a group was given a number or null
-        wrong = complaints.not_an_option(session.arguments, root=ROOT)
+        wrong = complaints.not_an_option(arguments, root=ROOT)
         if wrong is None:
             raise
         raise wrong from error
     except (HydraException, OmegaConfBaseException) as error:
         text = str(error) or str(error.__cause__)
-        raise complaints.ambiguous(text, arguments=session.arguments) from error
+        raise complaints.ambiguous(text, arguments=arguments) from error
 
 
 def store_schema() -> None:
@@ -127,6 +205,7 @@ def store_schema() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
+    OmegaConf.register_new_resolver("pid", os.getpid, replace=True)  # sweeps of one second
     schema = OmegaConf.to_container(OmegaConf.structured(Config), enum_to_str=True)
     ConfigStore.instance().store(name="schema", node=schema)
 
@@ -172,20 +251,31 @@ def typed(composed: Any, *, arguments: list[str]) -> Config:
     raise complaints.wrong_values(problems, arguments=arguments)
 
 
-def perform(composed: Any, session: Session) -> None:
-    """Run one configuration's actions in order, until one fails. Notes documents and exit code."""
+def perform(composed: Any, session: Session, *, words: Sequence[str], suffix: str = "") -> None:
+    """Run one configuration's actions in order, until one fails. Notes documents and exit code.
+
+    ``words`` is the command line of this configuration, ``suffix`` what sets the run of a sweep's
+    job apart from those of its other jobs.
+    """
     from actions.console import Console
 
     console = Console()
     try:
-        config = typed(composed, arguments=session.arguments)
+        config = typed(composed, arguments=words)
         for name in config.actions:
             if name not in ACTIONS:
-                raise complaints.unknown_action(name, arguments=session.arguments)
+                raise complaints.unknown_action(name, arguments=words)
         session.json |= config.output is Output.json
-        console = Console(output=config.output, command=command(session.arguments))
+        if suffix:
+            sweep.set_apart(config, suffix)
+            words = replaced(words, f"run.name={config.run.name}")
+        console = Console(output=config.output, command=command(words))
+        compose_again = composer(words)
         for name in config.actions:
-            code = importlib.import_module(f"actions.{name}").run(config, console)
+            own = config
+            if config.recipe.name is not None and len(config.actions) > 1:
+                own = compose_again(f"action={name}")  # with the settings that step has
+            code = call(name, own, console, compose_again)
             if code:
                 break
         session.codes.append(code)
@@ -196,6 +286,41 @@ def perform(composed: Any, session: Session) -> None:
         fail(error, session)
     except Exception as error:
         apologise(error, session)
+
+
+def call(
+    name: str, config: Config, console: Any, compose_again: Callable[..., Config]
+) -> int:  # fmt: skip
+    """One action; its exit code. A recipe's status is that of its steps."""
+    if name == "status" and config.recipe.name is not None:
+        name = "recipe.status"
+    if config.recipe.smoke and name in ("prepare", "train", "eval"):
+        importlib.import_module("actions.recipe.smoke").make(config)
+    run_action = importlib.import_module(f"actions.{name}").run
+    if name in COMPOSING:
+        return int(run_action(config, console, compose=compose_again))
+    return int(run_action(config, console))
+
+
+def perform_job(composed: Any, session: Session, *, chosen: dict[str, str]) -> None:
+    """One job of a sweep. None stops those after it, unless somebody said stop."""
+    if any(job.is_stopped for job in session.jobs):
+        session.jobs.append(sweep.Job(chosen=chosen, exit_code=None))
+        return
+    words = replaced(session.arguments, *(f"{key}={value}" for key, value in chosen.items()))
+    words = [word for word in words if word not in ("-m", "--multirun")]
+    told = len(session.documents)
+    try:
+        perform(composed, session, words=words, suffix=sweep.suffix(chosen))
+    except KeyboardInterrupt:
+        session.codes.append(130)
+    documents = session.documents[told:]
+    session.jobs.append(
+        sweep.Job(
+            chosen=chosen, exit_code=session.codes[-1],
+            document=documents[-1] if documents else None,
+        )
+    )  # fmt: skip
 
 
 def fail(error: SailorError, session: Session) -> None:

@@ -17,7 +17,14 @@ ACTIONS: dict[str, str] = {
     "check": "what a run here or on a cloud lacks, or (run.name=) whether its checkpoint is whole",
     "report": "draw a run's report again, from its log",
     "status": "what the run folders hold",
+    "recipe": "do the steps of recipe=NAME, the default where one is named; again: what is left",
+    "recipe.list": "the recipes there are, with what they take and cost",
+    "recipe.copy": "a recipe of your own that starts as another: name=NAME to=NEW_NAME",
+    "recipe.header": "plan recipe=NAME (or all) and write what it takes, and measured, above it",
     "migrate": "have a machine of a run that goes on (run=NAME node=NODE) hand over to another one",
     "down": "end what a run (run.name=), or every run (run.all=true), left rented",
 }
 """Name -> what it does. ``actions/<name>.py`` has its ``run(config: Config, console: Console)``."""
+
+COMPOSING = ("recipe", "recipe.status", "recipe.header")
+"""Actions whose run also takes ``compose``, for configurations of other command lines."""

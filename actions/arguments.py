@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from sailor.errors import ConfigError
 PROGRAM = "python run.py"
 _LIST_KEYS = f"{PROGRAM} --cfg job   lists every key"
 _LENGTHS = {"train.steps": "train.tokens", "train.tokens": "train.steps"}
-_SHORT = {"run": "run.name", "node": "migrate.node"}
-_SUFFIXES = (".yaml", ".yml", ".json")
+_SHORT = {
+    "run": "run.name", "node": "migrate.node", "name": "recipe.name", "to": "recipe.to",
+}  # fmt: skip
 _FLAGS_WITH_VALUE = (
     "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn",
     "--config-dir", "-cd", "--info", "-i",
@@ -30,12 +31,13 @@ _FLAGS_WITH_VALUE = (
 def expand(arguments: Sequence[str], *, root: Path) -> list[str]:
     """The arguments in Hydra's own terms.
 
-    ``recipe=NAME`` (or ``+recipe=NAME``, or a path) becomes a primary config of its own, which the
-    other arguments override. A path where a group wants an option becomes the settings that mean
+    ``recipe=NAME`` (or ``+recipe=NAME``, or a path) becomes the settings of the recipe that the
+    other arguments do not have (actions/recipe/words.py). A path where a group wants an option becomes the settings that mean
     it (actions/paths.py). The length of a run is said in steps or in tokens: naming one takes back
     the other. ``root`` is the folder that holds conf/ and recipes/. Raises ConfigError E102 for an
-    unknown recipe, and what reading the folder of a model raises.
+    unknown recipe, and what reading one or the folder of a model raises.
     """
+    arguments = _without_recipe(arguments, root=root)
     given = {key_of(argument) or "": argument.partition("=")[2] for argument in arguments}
     flags: list[str] = []
     expanded: list[str] = []
@@ -47,9 +49,6 @@ def expand(arguments: Sequence[str], *, root: Path) -> list[str]:
             flags.append(argument)
             if argument in _FLAGS_WITH_VALUE:
                 flags += [word for word in [next(words, None)] if word is not None]
-        elif key.lstrip("+") == "recipe":
-            path = _recipe(value, root=root, arguments=arguments)
-            flags += ["--config-dir", str(path.parent), "--config-name", path.stem]
         elif is_path(key, value, options=options(key, root=root)):
             expanded += path_settings(key, value, given=given)
         elif key in _SHORT:
@@ -171,28 +170,45 @@ def _shell_quoted(argument: str) -> str:
     return shlex.quote(argument)
 
 
-def _recipe(name: str, *, root: Path, arguments: Sequence[str]) -> Path:
-    """The file of a recipe: a path, or a name in recipes/ here or in the project."""
-    for path in _candidates(name, root):
-        if path.is_file():
-            return path.resolve()
-    available = sorted({path.stem for folder in (Path("recipes"), root / "recipes")
-                        for path in folder.glob("*.yaml")})  # fmt: skip
-    ranked = nearest_option(name, available)
-    place = next(argument for argument in arguments if argument.endswith(f"recipe={name}"))
-    corrected = [f"recipe={ranked[0]}" if a == place else a for a in arguments] if ranked else []
-    raise ConfigError(
-        f"no recipe is called {name!r}",
-        code="E102",
-        why="recipes: " + (", ".join(ranked) or "none in recipes/"),
-        where=place,
-        fix=command(corrected) if ranked else "recipe=PATH/TO/FILE.yaml",
-    )
+def flags_and_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The folders named by --config-dir among the flags, and the arguments that are no flags."""
+    folders, words = [], []
+    left = iter(arguments)
+    for argument in left:
+        if not argument.startswith("-"):
+            words.append(argument)
+        elif argument in _FLAGS_WITH_VALUE:
+            value = next(left, None)
+            if value is not None and argument in ("--config-dir", "-cd"):
+                folders.append(value)
+    return folders, words
 
 
-def _candidates(name: str, root: Path) -> Iterator[Path]:
-    if name.endswith(_SUFFIXES):
-        yield Path(name)
-    elif name:
-        yield Path("recipes") / f"{name}.yaml"
-        yield root / "recipes" / f"{name}.yaml"
+def replaced(arguments: Sequence[str], *instead: str) -> list[str]:
+    """The arguments with these instead of those of the same keys, which come last."""
+    keys = {_long(key_of(word)) for word in instead}
+    return [*(word for word in arguments if _long(key_of(word)) not in keys), *instead]
+
+
+def _long(key: str | None) -> str | int:
+    """A key, short forms made long; flags and values of flags are nobody's equal."""
+    return -1 if key is None else _SHORT.get(key, key)
+
+
+def _without_recipe(arguments: Sequence[str], *, root: Path) -> list[str]:
+    """The arguments with a recipe's settings in place of the word that names it."""
+    named = [word for word in arguments if key_of(word) in ("recipe", "recipe.name")]
+    if not named:
+        return list(arguments)
+    from actions.recipe.book import find, read
+    from actions.recipe.words import with_recipe
+
+    if len(named) > 1 or "," in named[0]:
+        raise ConfigError(
+            "one recipe at a time", code="E103", where=" ".join(named),
+            why="a recipe is a pipeline of its own; other keys can have several values with -m",
+            fix=command(replaced(arguments, named[0].partition(",")[0])),
+        )  # fmt: skip
+    name = named[0].partition("=")[2].strip("'\"")
+    recipe = read(find(name, root=root, typed=named[0], arguments=arguments))
+    return with_recipe(recipe, arguments, typed=named[0], name=name)

@@ -31,6 +31,7 @@ FREE_KEYS = (
     "cloud.replace", "cloud.trace", "cloud.cluster", "cloud.shared_files", "cloud.python",
     "cloud.nodes_per_cluster", "cloud.launches", "cloud.join", "cloud.idle",
     "checkpoint.path", "export", "eval", "cloud.isolated", "migrate", "cloud.standbys",
+    "recipe",
 )  # fmt: skip
 
 

@@ -545,6 +545,19 @@ class RunConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class RecipeConfig:
+    """Which recipe the settings came from. Nothing here changes what is computed."""
+
+    name: str | None = None
+    """A name in recipes/ or a file; recipe=NAME sets it and brings the recipe's settings."""
+    smoke: bool = False
+    """The recipe at the smallest scale: two blocks of its kind of model, a few steps, this
+    computer, a text made on the spot, a run of its own."""
+    to: str | None = None
+    """recipe.copy only: name or file of the copy; to=NAME sets it. null is my_ and the old name."""
+
+
+@dataclass(kw_only=True, slots=True)
 class Config:
     """Everything a user may say."""
 
@@ -575,6 +588,7 @@ class Config:
     migrate: MigrateConfig = field(default_factory=MigrateConfig)
     ui: UiConfig = field(default_factory=UiConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    recipe: RecipeConfig = field(default_factory=RecipeConfig)
 
     @property
     def actions(self) -> list[str]:
