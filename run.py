@@ -210,7 +210,7 @@ def store_schema() -> None:
     ConfigStore.instance().store(name="schema", node=schema)
 
 
-def typed(composed: Any, *, arguments: list[str]) -> Config:
+def typed(composed: Any, *, arguments: Sequence[str]) -> Config:
     """The composed configuration as a Config, checked. Raises ConfigError naming all that is wrong.
 
     Merging into a fresh schema is what refuses keys that a plus sign or a file of the user's own

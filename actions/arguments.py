@@ -32,10 +32,11 @@ def expand(arguments: Sequence[str], *, root: Path) -> list[str]:
     """The arguments in Hydra's own terms.
 
     ``recipe=NAME`` (or ``+recipe=NAME``, or a path) becomes the settings of the recipe that the
-    other arguments do not have (actions/recipe/words.py). A path where a group wants an option becomes the settings that mean
-    it (actions/paths.py). The length of a run is said in steps or in tokens: naming one takes back
-    the other. ``root`` is the folder that holds conf/ and recipes/. Raises ConfigError E102 for an
-    unknown recipe, and what reading one or the folder of a model raises.
+    other arguments do not have (actions/recipe/words.py). A path where a group wants an option
+    becomes the settings that mean it (actions/paths.py). The length of a run is said in steps or
+    in tokens: naming one takes back the other. ``root`` is the folder that holds conf/ and
+    recipes/. Raises ConfigError E102 for an unknown recipe, and what reading one or the folder of
+    a model raises.
     """
     arguments = _without_recipe(arguments, root=root)
     given = {key_of(argument) or "": argument.partition("=")[2] for argument in arguments}

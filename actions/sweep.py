@@ -1,7 +1,7 @@
 """A sweep: one command, one job for each combination of values (-m). Jobs have runs of their own.
 
-A job's run is called by what sets it apart from the other jobs, so that the same sweep again goes on
-with each. A job that fails is a row of the table like any other. Imports next to nothing.
+A job's run is called by what sets it apart from the other jobs, so that the same sweep again goes
+on with each. A job that fails is a row of the table like any other. Imports next to nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Job:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a person ended it: nothing after it shall begin. That no machine could be had ends
-        a job with the same code, and says so."""
+        """Whether a person ended it: nothing after it shall begin. That no machine could be had
+        ends a job with the same code, and says so."""
         ended = self.exit_code in (_SAVED, *_KILLED) and self.error is None
         return self.exit_code is None or ended
 
 
 def suffix(chosen: Mapping[str, str]) -> str:
-    """'-model-gpt_1b-total_usd-300': what sets a job's run apart. "" where its name does already."""
+    """'-model-gpt_1b-total_usd-300': what sets a job's run apart. "" where it has a name."""
     if "run.name" in chosen or "run" in chosen:
         return ""
     words = "".join(
@@ -54,7 +54,7 @@ def suffix(chosen: Mapping[str, str]) -> str:
     )
     if len(words) > _LONGEST_SUFFIX:
         exact = repr(sorted(chosen.items())).encode()
-        words = f"{words[:_LONGEST_SUFFIX - 9]}-{hashlib.sha256(exact).hexdigest()[:8]}"
+        words = f"{words[: _LONGEST_SUFFIX - 9]}-{hashlib.sha256(exact).hexdigest()[:8]}"
     return words
 
 
@@ -78,7 +78,7 @@ def document(job: Job) -> dict[str, Any]:
 
 
 def show(jobs: Sequence[Job], *, folder: Path | None, json: bool) -> None:
-    """Print the table and keep it in the sweep's folder. With ``json`` it goes to standard error."""
+    """Print the table and keep it in the sweep's folder. ``json``: on standard error."""
     import msgspec
     from rich.table import Table
 
@@ -109,8 +109,10 @@ def show(jobs: Sequence[Job], *, folder: Path | None, json: bool) -> None:
 def _how(job: Job) -> str:
     if job.exit_code is None:
         return "not begun"
-    return f"{job.exit_code}  {job.error['code']} {job.error['what']}" if job.error else str(
-        job.exit_code
+    return (
+        f"{job.exit_code}  {job.error['code']} {job.error['what']}"
+        if job.error
+        else str(job.exit_code)
     )
 
 

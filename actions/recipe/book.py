@@ -1,9 +1,9 @@
-"""Recipes as files: what one says, and where it is. Reads YAML, knows neither Hydra nor Config's values.
+"""Recipes as files: what one says, and where it is. Reads YAML; composes nothing.
 
-A recipe has ``settings`` for all its steps, ``steps`` in order, each an action's name or a name with
-settings of its own, and ``smoke``, settings for the small scale. A setting is what one would type:
-``train.tokens: 26B`` is train.tokens=26B, and ``cloud: {name: ..., zones: [...]}`` the same as two
-dotted keys.
+A recipe has ``settings`` for all its steps, ``steps`` in order, each an action's name or a name
+with settings of its own, and ``smoke``, settings for the small scale. A setting is what one would
+type: ``train.tokens: 26B`` is train.tokens=26B, and ``cloud: {name: ..., zones: [...]}`` the same
+as two dotted keys.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Recipe:
 def find(name: str, *, root: Path, typed: str, arguments: Sequence[str] = ()) -> Path:
     """The file of a recipe: a path, or a name in recipes/ here or in the project.
 
-    ``typed`` is the word that named it, among ``arguments``. Raises ConfigError E102, nearest first.
+    ``typed`` is the word that named it, among ``arguments``. Raises ConfigError E102, nearest
+    first.
     """
     for path in _candidates(name, root):
         if path.is_file():
@@ -193,7 +194,7 @@ def _steps(value: Any, *, path: Path) -> tuple[Step, ...]:
 
 
 def _refuse_unknown(recipe: Recipe) -> None:
-    """Raise ConfigError E101 for every key that is none, and E109 for those a recipe may not set."""
+    """Raise ConfigError E101 for every key that is none, E109 for one it may not set."""
     from actions.arguments import is_known, nearest
 
     parts = {"settings": recipe.settings, "smoke": recipe.smoke}

@@ -1,8 +1,8 @@
 """Whether a step must be done: a pure rule over what it is made from, was made from, and has made.
 
 A step is left out if it was done from the same settings, files and results of the steps before it,
-and what it made is still there. Of the steps before it training looks at the tokens alone: a plan or
-an evaluation that is made anew is no reason to throw a trained model away.
+and what it made is still there. Of the steps before it training looks at the tokens alone: a plan
+or an evaluation that is made anew is no reason to throw a trained model away.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def why_due(
         return "looks at things as they are now"
     different = changed(record.inputs, inputs)
     if different:
-        return "; ".join(different[:4]) + (f"; and {len(different) - 4} more" * (len(different) > 4))
+        return "; ".join(different[:4]) + (
+            f"; and {len(different) - 4} more" * (len(different) > 4)
+        )
     if record.earlier != earlier:
         return "a step before it made something else"
     return missing(record.outputs)

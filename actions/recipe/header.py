@@ -1,4 +1,5 @@
-"""action=recipe.header: above each recipe, what it takes as planned and as measured; recipes/README.md.
+"""action=recipe.header: above each recipe, what it takes as planned and as measured;
+recipes/README.md.
 
 The lines ``# machine``, ``# planned`` and ``# measured`` of a recipe are written here and nowhere
 else: the first two by the planner, the third from the summary of a run of that recipe in runs_dir
@@ -35,9 +36,9 @@ _OPENING = """\
 # Recipes
 
 Pipelines to run as they are, to try on this computer (`recipe.smoke=true`), or to copy and change
-(`action=recipe.copy name=NAME`). [How they work](../docs/how-to/recipes.md). This page is written by
-`python run.py action=recipe.header`: planned is what the planner says of built-in prices, without
-interruptions; measured is what a run of the recipe was.
+(`action=recipe.copy name=NAME`). [How they work](../docs/how-to/recipes.md). This page is made
+by `python run.py action=recipe.header`: planned is what the planner says of built-in prices,
+without interruptions; measured is what a run of the recipe was.
 
 | recipe | what | machines | planned | measured |
 |---|---|---|---|---|
@@ -129,8 +130,10 @@ def foretold(config: Config) -> tuple[str, str]:
     when = asked.catalogue.as_of
     source = f"prices of {when.isoformat()}" if when else asked.catalogue.label
     if best.dollars is not None and not best.dollars:
-        source = "your own machines" if config.cloud.name not in ("local", "trace") else (
-            f"{os.cpu_count()} cores of one computer"
+        source = (
+            "your own machines"
+            if config.cloud.name not in ("local", "trace")
+            else (f"{os.cpu_count()} cores of one computer")
         )
     return f"{machines(best)} in {zones(best)}", f"{_takes(best, asked.job.total_tokens)}; {source}"
 
@@ -138,7 +141,7 @@ def foretold(config: Config) -> tuple[str, str]:
 def _takes(best: Candidate, tokens: float | None) -> str:
     value = best.estimate
     time = "" if best.hours is None else f"{duration(best.hours * 3600)}, "
-    money = "" if best.dollars is None else f"${best.dollars:,.0f}, "
+    money = "" if not best.dollars else f"${best.dollars:,.0f}, "
     much = "" if tokens is None else f"{count(tokens)} tokens, "
     mark = worst_mark(value.step_terms).value
     return (

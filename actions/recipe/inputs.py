@@ -1,7 +1,7 @@
 """What a step is made from: the settings that concern it, and files of the user's. Writes nothing.
 
-A setting that only changes what is shown, spent or waited for makes nothing new: the rule by which a
-run of the same name is resumed (actions/run_folder.py).
+A setting that only changes what is shown, spent or waited for makes nothing new: the rule by which
+a run of the same name is resumed (actions/run_folder.py).
 """
 
 from __future__ import annotations

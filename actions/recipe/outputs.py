@@ -71,7 +71,7 @@ def _output(kind: str, path: Path | str, *, store: str = "") -> Output:
 
 
 def _digest(kind: str, path: str, store: str) -> str:
-    """"" when it is not there."""
+    """ "" when it is not there."""
     try:
         match kind:
             case "tokens":

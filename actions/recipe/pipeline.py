@@ -54,6 +54,8 @@ def run(config: Config, console: Console, *, compose: Compose) -> int:
         pipeline = _Pipeline(recipe=recipe, steps=steps, record=record, console=console)
         if config.run.fresh:
             record.steps.clear()
+        if config.recipe.smoke:
+            make(next(iter(steps.values())))
         try:
             return pipeline.run()
         finally:
@@ -126,8 +128,6 @@ class _Pipeline:
             return time.monotonic() - start
 
         try:
-            if config.recipe.smoke:
-                make(config)
             code = importlib.import_module(f"actions.{step}").run(config, self.console)
         except KeyboardInterrupt:
             self._put(record, state=STOPPED, why="interrupted", seconds=spent(), exit_code=130)
@@ -204,8 +204,8 @@ class _Pipeline:
 
 
 def _refuse_old_checkpoints(config: Config, *, step: str, recipe: Recipe) -> None:
-    """A folder of checkpoints outside of the run's is not set aside with it: the new run would go on
-    from the old one's. Raises ConfigError E603."""
+    """A folder of checkpoints outside of the run's is not set aside with it: the new run would go
+    on from the old one's. Raises ConfigError E603."""
     address = config.checkpoint.directory
     if address is None or newest(place(address)) is None:
         return

@@ -1,8 +1,8 @@
 """A recipe at the smallest scale: its own family of model, two blocks of it, on this computer.
 
-``smoke_settings`` says what that means, in settings like those of a recipe. ``make`` writes what they
-read: a little text, and for recipes that go on from a model a Hugging Face folder of random weights
-with a tokenizer learned from that text.
+``smoke_settings`` says what that means, in settings like those of a recipe. ``make`` writes what
+they read: a little text, and for recipes that go on from a model a Hugging Face folder of random
+weights with a tokenizer learned from that text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ _BYTES_VOCABULARY, _LEARNED_VOCABULARY = 256, 320
 _MAX_POSITIONS = 64
 _NUM_TEXTS, _LINES = 40, 60
 
-# Names that are no lists of settings: what a recipe says about its machines has no place here.
 _SIZES = {
     "model.num_layers": "2", "model.hidden_size": "32", "model.num_heads": "4",
     "model.head_size": "8", "model.ffn_hidden_size": "64", "model.vocab_padding": "0",
@@ -41,7 +40,7 @@ _HERE = {
     "budget": "none", "budget.total_usd": "null", "budget.per_hour_usd": "null",
     "budget.deadline": "null",
     "planner.tensor_parallel": "null", "planner.pipeline_parallel": "null",
-    "planner.data_parallel": "null", "planner.microbatch_size": "null",
+    "planner.data_parallel": "2", "planner.microbatch_size": "null",
     "planner.profile": "null", "planner.calibrate": "null",
     "runtime.device": "cpu", "runtime.host": "127.0.0.1", "runtime.address": "null",
     "runtime.port": "0", "train.dtype": "null", "train.compile": "false",
@@ -56,6 +55,8 @@ def smoke_settings(recipe: Recipe) -> Mapping[str, str]:
     said = recipe.settings
     learned = said.get("tokenizer", "bytes") != "bytes" and _has_tokenizers()
     settings = {**_SIZES, **_HERE}
+    if said.get("cloud.max_nodes") == "1":
+        settings |= {"cloud.nodes": "1", "planner.data_parallel": "null"}
     settings["model.num_kv_heads"] = "2" if _shares_heads(said.get("model", "")) else "4"
     settings["model.vocab_size"] = str(_LEARNED_VOCABULARY if learned else _BYTES_VOCABULARY)
     if not learned:

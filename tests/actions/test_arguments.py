@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from actions.arguments import command, expand, is_known, nearest, refuse_unknown_keys
+from actions.arguments import (
+    command,
+    expand,
+    is_known,
+    nearest,
+    refuse_unknown_keys,
+    replaced,
+)
 from sailor.errors import ConfigError
 from tests.helpers.compose import ROOT, a_config
 
@@ -61,29 +68,11 @@ def test_a_key_inside_a_list_is_known():
     assert not is_known("seed.x")
 
 
-def test_unknown_keys_of_a_users_own_file_are_all_named(tmp_path):
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text(
-        "defaults: [config, _self_]\nmodel: {n_layers: 3}\noptim: {lr: 1}\nextra: 1\n"
-    )
-    with pytest.raises(ConfigError) as refusal:
-        a_config(f"recipe={recipe}")
-    assert refusal.value.code == "E101"
-    for key in ("model.n_layers", "optim.lr", "extra"):
-        assert key in refusal.value.what
-
-
-@pytest.mark.parametrize("form", ["recipe=undisturbed", "+recipe=undisturbed"])
+@pytest.mark.parametrize("form", ["recipe=spot_chaos_demo", "+recipe=spot_chaos_demo"])
 def test_a_recipe_is_a_starting_point_that_the_command_line_overrides(form):
-    config = a_config(form, "seed=9")
-    assert (config.run.name, config.faults.name, config.seed) == ("undisturbed", "none", 9)
-
-
-def test_a_recipe_that_is_not_there_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError) as refusal:
-        expand(["+recipe=undistrubed", "seed=1"], root=ROOT)
-    assert refusal.value.code == "E102"
-    assert refusal.value.fix == "python run.py recipe=undisturbed seed=1"
+    config = a_config(form, "seed=9", "faults=none")
+    assert config.run.name == "spot_chaos_demo"
+    assert (config.recipe.name, config.faults.name, config.seed) == ("spot_chaos_demo", "none", 9)
 
 
 def test_a_fault_file_is_told_from_an_option(tmp_path):
@@ -93,10 +82,10 @@ def test_a_fault_file_is_told_from_an_option(tmp_path):
     assert a_config(f"faults={path}").faults.path == str(path)
 
 
-def test_flags_of_a_recipe_come_before_all_overrides():
-    expanded = expand(["seed=1", "recipe=undisturbed", "model=gpt_tiny"], root=ROOT)
-    assert expanded[0] == "--config-dir"
-    assert expanded[-2:] == ["seed=1", "model=gpt_tiny"]
+def test_other_words_take_the_place_of_those_of_the_same_key():
+    words = ["-m", "run=x", "seed=1", "--cfg", "job"]
+    assert replaced(words, "run.name=y") == ["-m", "seed=1", "--cfg", "job", "run.name=y"]
+    assert replaced(words, "+seed=2") == ["-m", "run=x", "--cfg", "job", "+seed=2"]
 
 
 def test_a_command_can_be_pasted():
