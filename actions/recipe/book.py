@@ -22,6 +22,7 @@ FOLDER = "recipes"
 SUFFIX = ".yaml"
 _PARTS = ("about", "settings", "steps", "smoke")
 _OF_THE_WHOLE = ("run.name", "run.fresh", "runs_dir", "output")  # one value for all steps
+_NOT_TEXT = ("null", "true", "false")  # for Hydra; whoever means these leaves out YAML's quotes
 _PLAIN = re.compile(r"[\w./:@%+-]+\Z")
 
 
@@ -137,9 +138,13 @@ def words_for(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "[" + ",".join(words_for(entry) for entry in value) + "]"
     text = str(value)
-    if _PLAIN.match(text) or (text.startswith("${") and " " not in text):
+    if (_PLAIN.match(text) and text.lower() not in _NOT_TEXT) or (
+        text.startswith("${") and " " not in text
+    ):
         return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    # In Hydra's quotes a backslash is one, except before a quote.
+    escaped = re.sub(r"(\\*)(\'|$)", lambda m: m[1] * 2 + m[2].replace("'", "\\'"), text)
+    return f"'{escaped}'"
 
 
 def _settings(value: Any, *, path: Path, part: str) -> dict[str, str]:

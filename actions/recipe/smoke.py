@@ -61,6 +61,8 @@ def smoke_settings(recipe: Recipe) -> Mapping[str, str]:
     settings["model.vocab_size"] = str(_LEARNED_VOCABULARY if learned else _BYTES_VOCABULARY)
     if not learned:
         settings |= {"tokenizer": "bytes", "tokenizer.path": "null", "tokenizer.vocab_size": "null"}
+    elif said.get("tokenizer") == "file" and "model.init_from" not in said:
+        settings |= {"tokenizer": "bpe", "tokenizer.path": "null"}  # one like it, of the text
     if "model.init_from" in said:
         settings["model.init_from"] = f"{_PLACE}/{recipe.name}"
     return settings
@@ -68,15 +70,20 @@ def smoke_settings(recipe: Recipe) -> Mapping[str, str]:
 
 def make(config: Config) -> None:
     """Write what the small scale reads, unless it is there."""
+    from filelock import FileLock
+
     from actions.prepare import corpus
 
     text = Path(config.data.path or "").expanduser()
-    if text.name == "text" and text.parent.name == "smoke" and not text.exists():
-        _write_text(text)
-    if config.model.init_from is not None:
-        folder = Path(config.model.init_from).expanduser()
-        if folder.parent.name == "smoke":
-            _write_model(folder, config, texts=list(corpus(config).documents()))
+    place = Path(config.runs_dir).expanduser() / "smoke"
+    place.mkdir(parents=True, exist_ok=True)
+    with FileLock(place / ".lock"):
+        if text.parent == place and not text.exists():
+            _write_text(text)
+        if config.model.init_from is not None:
+            folder = Path(config.model.init_from).expanduser()
+            if folder.parent == place:
+                _write_model(folder, config, texts=list(corpus(config).documents()))
 
 
 def _write_text(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from actions.recipe.book import read, words_for
 from actions.recipe.header import NOT_RUN, read_header, with_header
@@ -69,13 +70,9 @@ def test_a_value_of_yaml_is_one_of_hydra(value, words):
 
 
 def test_what_is_awkward_to_say_arrives_as_it_is(tmp_path):
-    prompt = 'it\'s {a}, [b] = "c" $d \\ e'
-    path = a_recipe(
-        tmp_path, f"settings: {{eval.prompts: [{prompt!r}, 'plain']}}\nsteps: [prepare]\n"
-    )
-    text = path.read_text().replace(repr(prompt), "'" + prompt.replace("'", "''") + "'")
-    path.write_text(text)
-    assert a_config(f"recipe={path}").eval.prompts == [prompt, "plain"]
+    prompts = ['it\'s {a}, [b] = "c" $d \\ e', "a\\", "\\'", "", "null", "#"]
+    said = yaml.safe_dump({"settings": {"eval.prompts": prompts}, "steps": ["prepare"]})
+    assert a_config(f"recipe={a_recipe(tmp_path, said)}").eval.prompts == prompts
 
 
 @pytest.mark.parametrize(
