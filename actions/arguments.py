@@ -21,6 +21,7 @@ _LIST_KEYS = f"{PROGRAM} --cfg job   lists every key"
 _LENGTHS = {"train.steps": "train.tokens", "train.tokens": "train.steps"}
 _SHORT = {
     "run": "run.name", "node": "migrate.node", "name": "recipe.name", "to": "recipe.to",
+    "recipe": "recipe.name",
 }  # fmt: skip
 _FLAGS_WITH_VALUE = (
     "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn",

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from actions.console import Console
+from actions.recipe.record import kept_for
 from actions.run_folder import owner_pid, read_summary
 from sailor.config import Config
 from sailor.errors import ConfigError
@@ -29,11 +30,12 @@ def run(config: Config, console: Console) -> int:
     if not rows:
         console.print(f"no runs in {root}")
         return 0
-    table = Table("run", "state", "steps", "loss", "held-out", "cost", "folder", box=None)
+    table = Table("run", "state", "steps", "loss", "held-out", "cost", "recipe", "folder", box=None)
     for row in rows:
         table.add_row(
             row["run"], row["state"], _steps(row), _figure(row["loss_last"], "{:.3f}"),
-            _figure(row["eval_loss"], "{:.3f}"), _figure(row["cost_usd"], "${:.2f}"), row["folder"],
+            _figure(row["eval_loss"], "{:.3f}"), _figure(row["cost_usd"], "${:.2f}"),
+            _recipe(row["recipe"]), row["folder"],
         )  # fmt: skip
     console.print(table)
     return 0
@@ -53,6 +55,7 @@ def status_of(path: Path) -> dict[str, Any]:
         "run": path.name,
         "state": f"running (pid {pid})" if pid else "killed" if ended == "running" else ended,
         **{name: summary.get(name) for name in names},
+        "recipe": kept_for(path),
         "folder": str(path),
     }
 
@@ -71,6 +74,16 @@ def _steps(row: dict[str, Any]) -> str:
     if row["steps"] is None:
         return "-"
     return f"{row['steps']} of {row['total_steps']}"
+
+
+def _recipe(steps: dict[str, str]) -> str:
+    """The steps of a recipe that were done, and the one at hand; recipe=NAME has more."""
+    if not steps:
+        return "-"
+    good = sum(1 for state in steps.values() if state in ("done", "skipped"))
+    last = next((f", {step} {state}" for step, state in steps.items()
+                 if state not in ("done", "skipped")), "")  # fmt: skip
+    return f"{good} steps done{last}"
 
 
 def _figure(value: float | None, form: str) -> str:

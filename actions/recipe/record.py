@@ -80,6 +80,12 @@ class Record:
             raise _unwritable(self.path, error) from error
 
 
+def kept_for(folder: Path) -> dict[str, str]:
+    """Step -> its last state, of the recipe that a run's folder belongs to; empty for no recipe."""
+    record = Record(folder.parent / "recipes" / f"{folder.name}.json", recipe="")
+    return {name: step.state for name, step in record.steps.items()}
+
+
 def record_path(config: Config) -> Path:
     """Where the steps of the recipe of a configuration are kept."""
     return Path(config.runs_dir).expanduser() / "recipes" / f"{run_name(config)}.json"

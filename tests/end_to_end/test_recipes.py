@@ -1,4 +1,4 @@
-"""A recipe at the small scale, run again, with something changed, stopped, killed, broken, copied."""
+"""A recipe at the small scale: run again, with a change, stopped, killed, broken and copied."""
 
 from __future__ import annotations
 
