@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import run
 from actions.planning import question
 from actions.recipe.book import read
 from actions.recipe.header import NOT_RUN, book, foretold, read_header, table
@@ -28,9 +29,11 @@ def test_there_are_twelve():
 def test_a_recipe_composes_with_every_step(name):
     recipe = read(FOLDER / f"{name}.yaml")
     assert recipe.actions == ("prepare", "plan", "train", "eval", "export", "report")
+    run.store_schema()
     for smoke in ("false", "true"):
+        compose = run.composer([f"recipe={name}", f"recipe.smoke={smoke}"])
         for step in recipe.actions:
-            config = a_config(f"recipe={name}", f"action={step}", f"recipe.smoke={smoke}")
+            config = compose(f"action={step}")
             assert config.run.name == name + ("-smoke" if smoke == "true" else "")
             assert config.actions == [step]
 
