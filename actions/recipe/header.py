@@ -72,9 +72,8 @@ def run(config: Config, console: Console, *, compose: Compose) -> int:
         own = compose(f"recipe={path}", "action=plan", "recipe.smoke=false")
         machine, planned = foretold(own)
         measured = measured_words(Path(config.runs_dir).expanduser() / run_name(own))
-        lines = {"machine": machine, "planned": planned}
-        if measured:
-            lines["measured"] = measured
+        measured = measured or read_header(path.read_text()).measured
+        lines = {"machine": machine, "planned": planned, "measured": measured}
         write_atomically(path, with_header(path.read_text(), **lines).encode())
         rows.append({"recipe": path.stem, **lines})
         console.print(f"{path.stem}: {machine}; {planned}", soft_wrap=True, markup=False)
