@@ -248,6 +248,11 @@ def _names(config: Config) -> Iterator[Problem]:
     named = [action] if isinstance(action, str) else action
     if not isinstance(named, list) or not named or not all(isinstance(n, str) for n in named):
         yield Problem(key="action", what=f"{action!r} names no action", fix="action=train")
+    if config.recipe.smoke and config.recipe.name is None:
+        yield Problem(
+            key="recipe.smoke", what="it is the small scale of a recipe, and none is named",
+            fix="recipe=NAME beside it",
+        )  # fmt: skip
     name = config.run.name
     if name is not None and (not name or name.startswith(".") or "/" in name or "\\" in name):
         yield Problem(key="run.name", what=f"{name!r} cannot name a folder", fix="run.name=my-run")
