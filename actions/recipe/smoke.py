@@ -43,7 +43,8 @@ _HERE = {
     "planner.data_parallel": "2", "planner.microbatch_size": "null",
     "planner.profile": "null", "planner.calibrate": "null",
     "runtime.device": "cpu", "runtime.host": "127.0.0.1", "runtime.address": "null",
-    "runtime.port": "0", "train.dtype": "null", "train.compile": "false",
+    "runtime.port": "0", "runtime.silence": "30s", "runtime.halt": "45s",  # however busy it is here
+    "train.dtype": "null", "train.compile": "false",
     "checkpoint.directory": "null", "checkpoint.persist_every": "2",
     "data": "text", "data.path": f"{_PLACE}/text", "data.cache": f"{_PLACE}/tokens",
     "faults": "none", "eval.tokens": "8",
