@@ -28,6 +28,7 @@ from sailor.planner.templates import Templates, mixed_rows
 DEEPER = 6  # stages beyond the fewest that hold the model
 DEEPEST_MIX = 12
 MIXES = 40  # mixed rows that are cut
+EFFICIENT = 0.45  # of the best pipeline's samples per GPU, that others must reach
 ARMS = 120  # crews of one site that are combined with others
 EXACT = 48  # sets that are worked out exactly
 IMPROVED = 1  # of each kind, improved by moves
@@ -226,8 +227,7 @@ class FleetSearch:
     def _site_arms(self, site: int) -> _Arms:
         """Crews of one site: every template in every number at once, the best ARMS of them; and
         leftovers filled with a smaller one."""
-        rows = self.templates.single_site_rows(site, deeper=DEEPER)
-        templates = _efficient([t for row in rows if (t := self.templates.of(row)) is not None])
+        templates = self._efficient(site)
         num_sites = len(self.costs.sites)
         if not templates:
             return _Arms.of([], num_sites)
@@ -247,6 +247,34 @@ class FleetSearch:
             fitting = [t for t in fillers if t.usage[site] <= left and t is not template][:2]
             crews += [((template, count), (t, left // t.usage[site])) for t in fitting]
         return _Arms.of(crews, num_sites)
+
+    def _efficient(self, site: int) -> list[Template]:
+        """Pipelines of equal stages, but for those that waste over half of their GPUs. Ways whose
+        work alone is too slow for that are not cut at all."""
+        blocks = self.costs.num_blocks
+        ways = [way for way in self.costs.ways if way.site == site]
+
+        def at_most(way: Way) -> float:
+            """Samples per GPU and second, were stages equally busy and nothing sent."""
+            work = blocks * way.block + way.first + way.last
+            return way.microbatch_size / work / way.tensor_parallel
+
+        found: dict[int, list[tuple[float, Template]]] = {}
+        bar = 0.0
+        for way in sorted(ways, key=at_most, reverse=True):
+            if at_most(way) * (1 + 1e-9) < bar:
+                break
+            found[way.index] = [
+                (size_per_second(t) / sum(t.usage), t)
+                for t in self.templates.uniform(way, deeper=DEEPER)
+            ]
+            bar = max([bar, *(EFFICIENT * each for each, _ in found[way.index])])
+        return [
+            template
+            for way in ways
+            for each, template in found.get(way.index, ())
+            if each >= bar
+        ]
 
     def _best_counts(
         self, templates: Sequence[Template], site: int, index: IntArray, counts: IntArray
@@ -469,16 +497,9 @@ class FleetSearch:
         return self._ways.get(key)
 
 
-def _efficient(templates: Sequence[Template]) -> list[Template]:
-    """Without those that waste over half of their GPUs, or are beaten in everything."""
-
-    def per_gpu(template: Template) -> float:
-        return template.microbatch_size / template.pipeline.pace / sum(template.usage)
-
-    if not templates:
-        return []
-    bar = 0.45 * max(map(per_gpu, templates))
-    return [template for template in templates if per_gpu(template) >= bar]
+def size_per_second(template: Template) -> float:
+    """Samples of a pipeline that has been filled."""
+    return template.microbatch_size / template.pipeline.pace
 
 
 def share_crews(crews: Sequence[tuple[Template, int]], *, batch: int) -> tuple[int, ...]:

@@ -288,6 +288,54 @@ def most_blocks(
     return guess
 
 
+def most_blocks_by_alive(
+    coefficients: MemoryCoefficients,
+    *,
+    num_blocks: int,
+    most_alive: int,
+    first: bool,
+    last: bool,
+    num_owners: int,
+    optimizer_sharding: bool,
+    gpu: GpuType,
+) -> tuple[int, ...]:
+    """``most_blocks`` with 1, 2, ... ``most_alive`` microbatches in flight, all at once: peaks are
+    straight lines in those too."""
+
+    def peak(blocks: int, alive: int) -> float:
+        return stage_bytes(
+            coefficients, Cut(num_blocks=blocks, first=first, last=last), num_in_flight=alive,
+            num_owners=num_owners, optimizer_sharding=optimizer_sharding, gpu=gpu,
+        )  # fmt: skip
+
+    capacity = gpu.memory_bytes
+    share = FRAGMENTATION_SHARE if gpu.has_context else 0.0
+    states = coefficients.state_bytes_per_parameter / (num_owners if optimizer_sharding else 1)
+    states += coefficients.fixed_bytes_per_parameter
+    fixed = states * coefficients.block_parameters
+    one, two = peak(num_blocks, 1), peak(num_blocks, 2)
+    buffered = gpu.has_context and num_owners > 1
+    none_one, none_two = (peak(0, 1), peak(0, 2)) if buffered else (0.0, 0.0)
+    found = []
+    for alive in range(1, most_alive + 1):
+        each = fixed + (1 + share) * alive * coefficients.block_activations
+        excess = one + (alive - 1) * (two - one) - capacity
+        room = num_blocks - excess / each
+        if buffered and excess > 0:
+            steep = each + (1 + share) * 4 * coefficients.block_parameters
+            none = none_one + (alive - 1) * (none_two - none_one)
+            room = max(room, (capacity - none) / steep)
+        if abs(room - round(room)) <= 1e-6:  # at a whole number the sum itself decides
+            whole = most_blocks(
+                coefficients, num_blocks=num_blocks, first=first, last=last, num_in_flight=alive,
+                num_owners=num_owners, optimizer_sharding=optimizer_sharding, gpu=gpu,
+            )  # fmt: skip
+            found.append(whole)
+        else:
+            found.append(max(0, min(num_blocks, int(room))))
+    return tuple(found)
+
+
 def peak_bytes(terms: tuple[Term, ...]) -> float:
     """The bound that must not exceed the GPU's memory."""
     return total(terms)

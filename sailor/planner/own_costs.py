@@ -7,6 +7,7 @@ the two together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -23,7 +24,7 @@ from sailor.planner.memory import (
     Cut,
     MemoryCoefficients,
     memory_coefficients,
-    most_blocks,
+    most_blocks_by_alive,
     stage_bytes,
 )
 from sailor.planner.question import Job, Space
@@ -38,6 +39,9 @@ from sailor.planner.shapes import microbatch_sizes
 from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_seconds
 from sailor.planner.timing import Ring, message_steps, ring_seconds, sharing
 from sailor.profile.profile import Profile
+
+
+MOST_ALIVE = 16  # microbatches that a stage of a mixed row is asked about at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +94,9 @@ class OwnCosts:
             )
             for ground in self.grounds
         )
-        self._sends: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self._links_of_row: dict[tuple[tuple[int, int], ...], tuple[Link, ...]] = {}
+        self._slow: dict[tuple[int, ...], tuple[dict[int, float], float, float]] = {}
+        self._rooms: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
         self._coefficients: dict[int, MemoryCoefficients] = {}
         self._spreads: dict[tuple[object, ...], tuple[int, ...] | None] = {}
         self._ring_links: dict[tuple[object, ...], Ring] = {}
@@ -157,20 +163,30 @@ class OwnCosts:
         )  # fmt: skip
 
     def sends(self, row: Row) -> tuple[float, ...]:
-        key = tuple(way.index for way in row)
-        if key not in self._sends:
+        key = tuple((way.site, way.tensor_parallel) for way in row)
+        if key not in self._links_of_row:
             links = boundary_links([self._seat(way) for way in row], self.network)
-            boundary = self.coefficients(row[0]).boundary
-            self._sends[key] = send_seconds(links, boundary_bytes=boundary)
-        return self._sends[key]
+            self._links_of_row[key] = links
+        links = self._links_of_row[key]
+        return send_seconds(links, boundary_bytes=self.coefficients(row[0]).boundary)
 
     def most_blocks(self, way: Way, *, stage: int, num_stages: int) -> int:
-        return most_blocks(
-            self.coefficients(way), num_blocks=self.spec.num_layers, first=stage == 0,
-            last=stage == num_stages - 1, num_in_flight=num_stages - stage,
-            num_owners=max(2, self.num_owners), optimizer_sharding=self.num_owners > 1,
-            gpu=self._gpu(way.site),
-        )  # fmt: skip
+        key = (way.index, stage == 0, stage == num_stages - 1)
+        if key not in self._rooms:
+            self._rooms[key] = most_blocks_by_alive(
+                self.coefficients(way), num_blocks=self.spec.num_layers,
+                most_alive=max(self.spec.num_layers, MOST_ALIVE), first=key[1], last=key[2], num_owners=max(2, self.num_owners),
+                optimizer_sharding=self.num_owners > 1, gpu=self._gpu(way.site),
+            )  # fmt: skip
+        return self._rooms[key][num_stages - stage - 1]
+
+    def counting_on(self, num_owners: int) -> OwnCosts:
+        """The same costs with state spread over so many owners. What does not depend on that is
+        worked out once for both."""
+        other = copy(self)
+        other.num_owners = num_owners
+        other._rooms = {}
+        return other
 
     def peak_bytes(self, way: Way, cut: Cut, *, num_in_flight: int) -> float:
         """Peak of a rank of a stage."""
@@ -382,18 +398,29 @@ class OwnCosts:
         steps = 2.0 * (owners - 1)
         messages = np.minimum(steps, 4 * np.ceil(np.log2(owners)))
         num_zones = len({zone for site in sites for zone in self.grounds[site].zones})
-        slowest, near, far = np.zeros(shares.shape), inf, 0.0
-        for link, machine_gpus in self._links(sites):
+        rates, near, far = self._slowest_links(sites)
+        each = np.zeros(np.shape(widths))  # seconds per byte
+        for machine_gpus, rate in rates.items():
             # As timing.sharing says, for all widths at once.
             on_machine = np.maximum(1, machine_gpus // np.maximum(widths, 1))
             rings = np.minimum(machine_gpus, widths * on_machine) / on_machine
-            rate = link.bytes_per_second / np.maximum(1.0, rings)
-            slowest = np.maximum(slowest, steps / owners * num_bytes / rate)
-            near = min(near, link.seconds_per_message)
-            far = max(far, link.seconds_per_message)
+            each = np.maximum(each, np.maximum(1.0, rings) / rate)
         between = message_steps(num_zones + 1) * far if num_zones > 1 else 0.0
-        seconds: FloatArray = slowest + messages * near + np.where(owners > 1, between, 0.0)
+        starts = messages * near + np.where(owners > 1, between, 0.0)
+        seconds: FloatArray = steps / owners * num_bytes * each + starts
         return seconds
+
+    def _slowest_links(self, sites: tuple[int, ...]) -> tuple[dict[int, float], float, float]:
+        """Bytes per second of the slowest link by the GPUs that share it; least and most seconds
+        that a message takes to start."""
+        if sites not in self._slow:
+            links = self._links(sites)
+            rates: dict[int, float] = {}
+            for link, machine_gpus in links:
+                rates[machine_gpus] = min(rates.get(machine_gpus, inf), link.bytes_per_second)
+            starts = [link.seconds_per_message for link, _ in links]
+            self._slow[sites] = (rates, min(starts), max(starts))
+        return self._slow[sites]
 
     def _links(self, sites: tuple[int, ...]) -> list[tuple[Link, int]]:
         """Links between machines of these sites, and the GPUs that share the card at one end."""
