@@ -166,6 +166,7 @@ def _question(config: Config, *, live: bool = False) -> Question:
             deadline_seconds=(
                 None if config.budget.deadline is None else parse_seconds(config.budget.deadline)
             ),
+            min_tokens_per_second=config.planner.min_tokens_per_second,
         ),
         objective=Objective[config.planner.objective.name],
         catalogue=catalogue,

@@ -45,6 +45,7 @@ from sailor.profile.profile import Profile
 PACK_GPUS = 96
 # Up to here unequal replicas are tried even if equal ones leave no GPU idle.
 SMALL_POOL = 8
+NAMED = 4  # offers that a warning names
 
 
 def search(
@@ -159,7 +160,7 @@ class _Question:
             for o in self.pool.offers
             if not o.spot
         }
-        usable = []
+        usable, unavailable = [], []
         for offer in self.pool.offers:
             listed = on_demand.get((offer.zone.name, offer.machine_type.name), inf)
             if offer.spot and offer.price_per_hour > listed:
@@ -170,8 +171,16 @@ class _Question:
                 )
             elif self._most_machines(offer) < 1:
                 self.rejected["quota or capacity"] += 1
+                why = "" if not offer.count else " (quota)"
+                unavailable.append(f"{offer.machine_type.name} in {offer.zone.name}{why}")
             else:
                 usable.append(offer)
+        if unavailable:
+            more = len(unavailable) - NAMED
+            self.warnings.append(
+                "no machine to be had: " + ", ".join(unavailable[:NAMED])
+                + (f" and {more} more" if more > 0 else "")
+            )  # fmt: skip
         return usable
 
     def _most_machines(self, offer: Offer) -> int:
