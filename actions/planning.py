@@ -124,9 +124,7 @@ def question(config: Config, *, live: bool = False) -> Question:
             where=f"planner.calibrate={name}", fix="python run.py action=status lists runs",
         ) from error  # fmt: skip
     # What the run was planned with is not what it took: its own wishes for times are left aside.
-    ran = _question(
-        replace(theirs, planner=replace(theirs.planner, profile=None, calibrate=None))
-    )
+    ran = _question(replace(theirs, planner=replace(theirs.planner, profile=None, calibrate=None)))
     profile = calibrated(
         folder, ran=Ran(spec=ran.spec, job=ran.job, network=ran.catalogue.network),
         known=known_times(config, asked.spec, asked.job), spec=asked.spec, job=asked.job,

@@ -102,8 +102,7 @@ def read_profile(path: Path) -> Measurement:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
     """What is measured. ``name`` is what plans call it, ``gpu`` its data sheet where there is one;
-    ``peak_flops`` the rate of a worker that has a core for itself, 1 for a GPU, which nobody shares.
-    """
+    ``peak_flops`` the rate of a worker with a core for itself, 1 for a GPU, which nobody shares."""
 
     kind: str  # as torch calls it: cpu or cuda
     name: str

@@ -126,9 +126,7 @@ def calibrated(
     for _ in range(60):  # the prediction grows with the scale: halve the range
         middle = (low * high) ** 0.5
         low, high = (middle, high) if predicted(middle) < seconds else (low, middle)
-    return replace(
-        known or data_sheets(spec, job), scale=high, relative_error=CALIBRATED_ERROR
-    )
+    return replace(known or data_sheets(spec, job), scale=high, relative_error=CALIBRATED_ERROR)
 
 
 def _step_seconds(history: RunHistory, plan: Plan) -> float | None:

@@ -1,8 +1,8 @@
 """Which entry of the catalogue a GPU is, by the name its driver gives. Facts only, no torch.
 
-A profile that was measured on a GPU is of use to every plan on that type: so it must be called what
-the catalogue calls it. Boards that are sold by the same word but differ (PCIe and SXM, NVL, laptops,
-slices of a GPU) are other types; what is in no list here is in no list of prices either.
+A profile that was measured on a GPU is of use to every plan on that type: so it must be called
+what the catalogue calls it. Boards that are sold by the same word but differ (PCIe and SXM, NVL,
+laptops, slices of a GPU) are other types; what is in no list here is in no list of prices either.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ the two together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
@@ -20,6 +20,7 @@ from sailor.cluster.pool import MachineType
 from sailor.models.spec import ModelSpec
 from sailor.plan import Plan, Replica, Stage, tensor_parallel_problems
 from sailor.planner.costs import Fleet, FloatArray, IntArray, Row, Site, Template, Way
+from sailor.planner.dealing import Dealt, deal, edges_of, exact_batch
 from sailor.planner.memory import (
     Cut,
     MemoryCoefficients,
@@ -40,7 +41,6 @@ from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_secon
 from sailor.planner.timing import Ring, message_steps, ring_seconds, sharing
 from sailor.profile.profile import Profile
 
-
 MOST_ALIVE = 16  # microbatches that a stage of a mixed row is asked about at most
 
 
@@ -59,15 +59,6 @@ class Ground:
     def num_machines(self) -> int:
         """In all zones."""
         return sum(self.zones.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Dealt:
-    """Equal replicas of a template that stand in the same zones, stage by stage."""
-
-    template: Template
-    zones: tuple[str, ...]
-    count: int
 
 
 class OwnCosts:
@@ -175,8 +166,9 @@ class OwnCosts:
         if key not in self._rooms:
             self._rooms[key] = most_blocks_by_alive(
                 self.coefficients(way), num_blocks=self.spec.num_layers,
-                most_alive=max(self.spec.num_layers, MOST_ALIVE), first=key[1], last=key[2], num_owners=max(2, self.num_owners),
-                optimizer_sharding=self.num_owners > 1, gpu=self._gpu(way.site),
+                most_alive=max(self.spec.num_layers, MOST_ALIVE), first=key[1], last=key[2],
+                num_owners=max(2, self.num_owners), optimizer_sharding=self.num_owners > 1,
+                gpu=self._gpu(way.site),
             )  # fmt: skip
         return self._rooms[key][num_stages - stage - 1]
 
@@ -202,10 +194,10 @@ class OwnCosts:
         if zones is None:
             return inf
         last = [len(template.counts) - 1 for template, _ in crews]
-        edges = sorted({edge for template, _ in crews for edge in _edges(template.counts)})
+        edges = sorted({edge for template, _ in crews for edge in edges_of(template.counts)})
         totals = [[0.0] * len(template.counts) for template, _ in crews]
         at = [0] * len(crews)
-        ends = [list(_edges(template.counts)) for template, _ in crews]
+        ends = [list(edges_of(template.counts)) for template, _ in crews]
         for start, stop in zip(edges, edges[1:], strict=False):
             for c, cut in enumerate(ends):
                 while cut[at[c] + 1] <= start:
@@ -337,36 +329,14 @@ class OwnCosts:
         ]
         return reduction(replicas, network=self.network)
 
-    def _deal(self, crews: Sequence[tuple[Template, int]]) -> list[_Dealt]:
-        """Zones for the crews' stages: whole replicas into one zone as long as one has room, the
-        rest stage by stage. Counts only: thousands of replicas take no longer than one.
-
-        Raises ValueError when the grounds are too small.
-        """
-        left = [
-            {zone: n * ground.machine_type.num_gpus for zone, n in ground.zones.items()}
-            for ground in self.grounds
-        ]
-        dealt: list[_Dealt] = []
-        for template, count in crews:
-            used = [(site, gpus) for site, gpus in enumerate(template.usage) if gpus]
-            remaining = count
-            for zone in dict.fromkeys(z for site, _ in used for z in left[site]):
-                fits = min(left[site].get(zone, 0) // gpus for site, gpus in used)
-                taken = min(fits, remaining)
-                if taken > 0:
-                    for site, gpus in used:
-                        left[site][zone] -= taken * gpus
-                    dealt.append(_Dealt(template, (zone,) * len(template.row), taken))
-                    remaining -= taken
-            for _ in range(remaining):
-                zones = []
-                for way in template.row:
-                    zone = _roomy(left[way.site], way.tensor_parallel)
-                    left[way.site][zone] -= way.tensor_parallel
-                    zones.append(zone)
-                dealt.append(_Dealt(template, tuple(zones), 1))
-        return dealt
+    def _deal(self, crews: Sequence[tuple[Template, int]]) -> list[Dealt]:
+        return deal(
+            crews,
+            [
+                {zone: n * ground.machine_type.num_gpus for zone, n in ground.zones.items()}
+                for ground in self.grounds
+            ],
+        )
 
     def _stages(self, template: Template, zones: tuple[str, ...]) -> tuple[ReducingStage, ...]:
         key = (tuple(way.index for way in template.row), template.counts, zones)
@@ -497,15 +467,6 @@ class OwnCosts:
         )
 
 
-def _edges(counts: Sequence[int]) -> Iterator[int]:
-    """Where stages begin, in blocks, and the end."""
-    edge = 0
-    yield edge
-    for count in counts:
-        edge += count
-        yield edge
-
-
 def _zones_for(ground: Ground, gpus: int) -> int:
     """Zones that so many GPUs fill, one after another."""
     zones = 0
@@ -515,32 +476,3 @@ def _zones_for(ground: Ground, gpus: int) -> int:
         zones += 1
         gpus -= machines * ground.machine_type.num_gpus
     return zones
-
-
-def _roomy(zones: Mapping[str, int], gpus: int) -> str:
-    for zone, left in zones.items():
-        if left >= gpus:
-            return zone
-    raise ValueError(f"no zone has {gpus} GPUs left")
-
-
-def exact_batch(replicas: Sequence[Replica], global_batch_size: int) -> list[Replica]:
-    """Takes single microbatches away, the largest first, until the batch is exact.
-
-    Raises ValueError when the sizes cannot make it exact.
-    """
-    kept = list(replicas)
-    excess = sum(replica.num_samples for replica in kept) - global_batch_size
-    order = sorted(range(len(kept)), key=lambda i: (-kept[i].microbatch_size, -i))
-    while excess > 0:
-        before = excess
-        for i in order:
-            size = kept[i].microbatch_size
-            if size <= excess and kept[i].num_microbatches > 1:
-                kept[i] = replace(kept[i], num_microbatches=kept[i].num_microbatches - 1)
-                excess -= size
-        if excess == before:
-            break
-    if excess:
-        raise ValueError(f"shares miss the global batch by {excess} samples")
-    return kept

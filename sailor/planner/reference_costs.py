@@ -11,7 +11,7 @@ import numpy as np
 
 from sailor.plan import Plan, Replica, Stage
 from sailor.planner.costs import Fleet, FloatArray, IntArray, Row, Site, Template, Way
-from sailor.planner.own_costs import exact_batch
+from sailor.planner.dealing import exact_batch
 from sailor.planner.reference import (
     BUCKET_BYTES,
     BYTES,

@@ -209,9 +209,7 @@ def _mixed_seconds(
     fill = on_x * block_x + extra_x + on_y * block_y + extra_y
     rings = [
         costs.ring_guess(on / (n * wide), count, n * wide, sites=(way.site,))
-        for on, n, wide, way in zip(
-            (on_x, on_y), (p, q), (wide_x, wide_y), pairs[0], strict=True
-        )
+        for on, n, wide, way in zip((on_x, on_y), (p, q), (wide_x, wide_y), pairs[0], strict=True)
     ]
     return np.where(usable, fill + (rounds - 1) * pace + np.maximum(*rings), inf)
 
