@@ -84,8 +84,11 @@ class FleetSearch:
         for way in costs.ways:
             self._alike.setdefault(way.microbatch_size, []).append(way)
 
-    def best(self) -> Found | None:
-        """The best fleet found; None when nothing fits. Where fleets are few, all are looked at."""
+    def best(self, known: Sequence[Fleet] = ()) -> Found | None:
+        """The best fleet found; None when nothing fits. Where fleets are few, all are looked at.
+
+        ``known``: good fleets of a like question, which are looked at as well.
+        """
         everything = self._everything()
         if everything is not None:
             return self.best_of(everything)
@@ -95,11 +98,23 @@ class FleetSearch:
             kept = [f for f in found if f is not None and f.value(self.goal) < inf]
             # The best of every kind is improved: which kind wins is not known before.
             starts += sorted(kept, key=self._rank)[:IMPROVED]
+        starts += [found for fleet in known if (found := self._again(fleet)) is not None]
         if not starts:
             return None
         bar = min(f.value(self.goal) for f in starts) * (1 + MARGIN)
         improved = [self._improve(f) for f in starts if f.value(self.goal) <= bar]
         return min(improved, key=self._rank)
+
+    def _again(self, fleet: Fleet) -> Found | None:
+        """A fleet of another search under this one's memory and costs."""
+        crews = []
+        for crew in fleet:
+            template = self.templates.with_counts(crew.template.row, crew.template.counts)
+            if template is None:
+                return None
+            crews.append((template, crew.count))
+        found = self.work_out(crews)
+        return found if found is not None and found.value(self.goal) < inf else None
 
     def best_of(self, fleets: Iterable[Sequence[tuple[Template, int]]]) -> Found | None:
         """The best of these; None when none keeps the limits."""

@@ -14,6 +14,7 @@ from sailor.cluster.network import Network
 from sailor.cluster.pool import Offer, Pool
 from sailor.models.spec import ModelSpec
 from sailor.plan import Plan
+from sailor.planner.costs import Fleet
 from sailor.planner.fleet import FleetSearch, Goal
 from sailor.planner.own_costs import Ground, OwnCosts
 from sailor.planner.price import Rental
@@ -100,10 +101,11 @@ class Mixer:
     def _plans_on(self, grounds: Sequence[Ground]) -> list[Plan]:
         """The best plans with all state on every owner, and with state spread over some."""
         costs = self._costs(grounds, self.space)
+        known: list[Fleet] = []
         return [
             plan
             for owners in self._owners()
-            for plan in self._best(grounds, costs, owners)
+            for plan in self._best(grounds, costs, owners, known)
             if owners == 1 or len(plan.replicas) >= owners
         ]
 
@@ -113,13 +115,17 @@ class Mixer:
             network=self.network,
         )  # fmt: skip
 
-    def _best(self, grounds: Sequence[Ground], costs: OwnCosts, owners: int) -> list[Plan]:
+    def _best(
+        self, grounds: Sequence[Ground], costs: OwnCosts, owners: int, known: list[Fleet]
+    ) -> list[Plan]:
         """The best plan on these grounds. Where its shares of unlike microbatches do not add up to
-        the batch, the best of each of those sizes alone."""
+        the batch, the best of each of those sizes alone. ``known``: fleets that were best with
+        state spread over fewer owners, which this one is added to."""
         costs = costs.counting_on(owners)
-        found = FleetSearch(costs, self._goal(grounds)).best() if costs.ways else None
+        found = FleetSearch(costs, self._goal(grounds)).best(known) if costs.ways else None
         if found is None:
             return []
+        known.append(found.fleet)
         try:
             return [costs.plan(found.fleet)]
         except ValueError:
@@ -127,7 +133,7 @@ class Mixer:
         if len(sizes) == 1:
             return []
         alone = [self._costs(grounds, replace(costs.space, microbatch_sizes=(n,))) for n in sizes]
-        return [plan for one in alone for plan in self._best(grounds, one, owners)]
+        return [plan for one in alone for plan in self._best(grounds, one, owners, [])]
 
     def _owners(self) -> tuple[int, ...]:
         return (1, *SHARDED_OWNERS) if True in self.space.optimizer_sharding else (1,)
