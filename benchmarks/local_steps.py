@@ -78,6 +78,8 @@ def main() -> None:
             [row[name] for row in scored], [row["measured_s"] for row in scored]
         )
     figures["layouts"] = len(rows)
+    if not options.json:
+        table(rows)
     show(
         {
             "benchmark": "local_steps", "figures": figures,
@@ -89,6 +91,17 @@ def main() -> None:
         },
         as_json=options.json,
     )  # fmt: skip
+
+
+def table(rows: list[dict[str, Any]]) -> None:
+    """One line for each layout: seconds of a step, measured and predicted."""
+    print(f"{'layout':<20}{'measured':>10}{'sheets':>10}{'profile':>10}{'calibrated':>12}   load")
+    for row in rows:
+        scaled = f"{row['calibrated']:>12.3f}" if "calibrated" in row else f"{'its run':>12}"
+        print(
+            f"{row['layout']:<20}{row['measured_s']:>10.3f}{row['sheets']:>10.3f}"
+            f"{row['profile']:>10.3f}{scaled}   {row['load'][0]} to {row['load'][1]}"
+        )
 
 
 def asked(layout: tuple[int, int, int, int]) -> tuple[str, ...]:

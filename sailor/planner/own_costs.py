@@ -175,7 +175,9 @@ class OwnCosts:
     def counting_on(self, num_owners: int) -> OwnCosts:
         """The same costs with state spread over so many owners. What does not depend on that is
         worked out once for both."""
+        ways = self.ways  # made once, before the copy
         other = copy(self)
+        other.ways = ways
         other.num_owners = num_owners
         other._rooms = {}
         return other
