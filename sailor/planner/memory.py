@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from sailor.cluster.gpu import GpuType
 from sailor.models.spec import TOKEN_EMBEDDING, Activation, LogicalTensor, ModelSpec
@@ -288,52 +288,59 @@ def most_blocks(
     return guess
 
 
-def most_blocks_by_alive(
-    coefficients: MemoryCoefficients,
-    *,
-    num_blocks: int,
-    most_alive: int,
-    first: bool,
-    last: bool,
-    num_owners: int,
-    optimizer_sharding: bool,
-    gpu: GpuType,
-) -> tuple[int, ...]:
-    """``most_blocks`` with 1, 2, ... ``most_alive`` microbatches in flight, all at once: peaks are
-    straight lines in those too."""
+class Rooms:
+    """``most_blocks`` of one kind of stage for any number of microbatches in flight.
 
-    def peak(blocks: int, alive: int) -> float:
-        return stage_bytes(
-            coefficients, Cut(num_blocks=blocks, first=first, last=last), num_in_flight=alive,
+    Peaks are straight lines in those too: a few say all of them.
+    """
+
+    def __init__(
+        self, coefficients: MemoryCoefficients, *, num_blocks: int, first: bool, last: bool,
+        num_owners: int, optimizer_sharding: bool, gpu: GpuType,
+    ) -> None:  # fmt: skip
+        def peak(blocks: int, alive: int) -> float:
+            return stage_bytes(
+                coefficients, Cut(num_blocks=blocks, first=first, last=last),
+                num_in_flight=alive, num_owners=num_owners,
+                optimizer_sharding=optimizer_sharding, gpu=gpu,
+            )  # fmt: skip
+
+        self._exactly = partial(
+            most_blocks, coefficients, num_blocks=num_blocks, first=first, last=last,
             num_owners=num_owners, optimizer_sharding=optimizer_sharding, gpu=gpu,
         )  # fmt: skip
+        self._num_blocks, self._capacity = num_blocks, gpu.memory_bytes
+        share = FRAGMENTATION_SHARE if gpu.has_context else 0.0
+        states = coefficients.state_bytes_per_parameter / (num_owners if optimizer_sharding else 1)
+        states += coefficients.fixed_bytes_per_parameter
+        # Bytes of one more block: whatever is in flight, and for each in flight.
+        self._fixed = states * coefficients.block_parameters
+        self._each = (1 + share) * coefficients.block_activations
+        self._whole = peak(num_blocks, 1)
+        self._more = peak(num_blocks, 2) - self._whole
+        self._buffered = gpu.has_context and num_owners > 1
+        if self._buffered:  # most_blocks explains the second line
+            self._steeper = (1 + share) * 4 * coefficients.block_parameters
+            self._none = peak(0, 1)
+            self._none_more = peak(0, 2) - self._none
+        self._known: dict[int, int] = {}
 
-    capacity = gpu.memory_bytes
-    share = FRAGMENTATION_SHARE if gpu.has_context else 0.0
-    states = coefficients.state_bytes_per_parameter / (num_owners if optimizer_sharding else 1)
-    states += coefficients.fixed_bytes_per_parameter
-    fixed = states * coefficients.block_parameters
-    one, two = peak(num_blocks, 1), peak(num_blocks, 2)
-    buffered = gpu.has_context and num_owners > 1
-    none_one, none_two = (peak(0, 1), peak(0, 2)) if buffered else (0.0, 0.0)
-    found = []
-    for alive in range(1, most_alive + 1):
-        each = fixed + (1 + share) * alive * coefficients.block_activations
-        excess = one + (alive - 1) * (two - one) - capacity
-        room = num_blocks - excess / each
-        if buffered and excess > 0:
-            steep = each + (1 + share) * 4 * coefficients.block_parameters
-            none = none_one + (alive - 1) * (none_two - none_one)
-            room = max(room, (capacity - none) / steep)
+    def most_blocks(self, num_in_flight: int) -> int:
+        """0 when not even one fits."""
+        if num_in_flight not in self._known:
+            self._known[num_in_flight] = self._most_blocks(num_in_flight)
+        return self._known[num_in_flight]
+
+    def _most_blocks(self, alive: int) -> int:
+        each = self._fixed + alive * self._each
+        excess = self._whole + (alive - 1) * self._more - self._capacity
+        room = self._num_blocks - excess / each
+        if self._buffered and excess > 0:
+            none = self._none + (alive - 1) * self._none_more
+            room = max(room, (self._capacity - none) / (each + self._steeper))
         if abs(room - round(room)) <= 1e-6:  # at a whole number the sum itself decides
-            whole = most_blocks(
-                coefficients, num_blocks=num_blocks, first=first, last=last, num_in_flight=alive,
-                num_owners=num_owners, optimizer_sharding=optimizer_sharding, gpu=gpu,
-            )  # fmt: skip
-            found.append(whole)
-        else:
-            found.append(max(0, min(num_blocks, int(room))))
-    return tuple(found)
+            return self._exactly(num_in_flight=alive)
+        return max(0, min(self._num_blocks, int(room)))
 
 
 def peak_bytes(terms: tuple[Term, ...]) -> float:

@@ -24,8 +24,8 @@ from sailor.planner.dealing import Dealt, deal, edges_of, exact_batch
 from sailor.planner.memory import (
     Cut,
     MemoryCoefficients,
+    Rooms,
     memory_coefficients,
-    most_blocks_by_alive,
     stage_bytes,
 )
 from sailor.planner.question import Job, Space
@@ -40,8 +40,6 @@ from sailor.planner.shapes import microbatch_sizes
 from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_seconds
 from sailor.planner.timing import Ring, message_steps, ring_seconds, sharing
 from sailor.profile.profile import Profile
-
-MOST_ALIVE = 16  # microbatches that a stage of a mixed row is asked about at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +85,7 @@ class OwnCosts:
         )
         self._links_of_row: dict[tuple[tuple[int, int], ...], tuple[Link, ...]] = {}
         self._slow: dict[tuple[int, ...], tuple[dict[int, float], float, float]] = {}
-        self._rooms: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
+        self._rooms: dict[tuple[int, bool, bool], Rooms] = {}
         self._coefficients: dict[int, MemoryCoefficients] = {}
         self._spreads: dict[tuple[object, ...], tuple[int, ...] | None] = {}
         self._ring_links: dict[tuple[object, ...], Ring] = {}
@@ -164,13 +162,12 @@ class OwnCosts:
     def most_blocks(self, way: Way, *, stage: int, num_stages: int) -> int:
         key = (way.index, stage == 0, stage == num_stages - 1)
         if key not in self._rooms:
-            self._rooms[key] = most_blocks_by_alive(
-                self.coefficients(way), num_blocks=self.spec.num_layers,
-                most_alive=max(self.spec.num_layers, MOST_ALIVE), first=key[1], last=key[2],
-                num_owners=max(2, self.num_owners), optimizer_sharding=self.num_owners > 1,
-                gpu=self._gpu(way.site),
+            self._rooms[key] = Rooms(
+                self.coefficients(way), num_blocks=self.spec.num_layers, first=key[1],
+                last=key[2], num_owners=max(2, self.num_owners),
+                optimizer_sharding=self.num_owners > 1, gpu=self._gpu(way.site),
             )  # fmt: skip
-        return self._rooms[key][num_stages - stage - 1]
+        return self._rooms[key].most_blocks(num_stages - stage)
 
     def counting_on(self, num_owners: int) -> OwnCosts:
         """The same costs with state spread over so many owners. What does not depend on that is

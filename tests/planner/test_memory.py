@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sailor.cluster.gpu import GPU_TYPES
@@ -14,9 +14,9 @@ from sailor.parallel.state import StageState
 from sailor.planner.memory import (
     CONTEXT_BYTES,
     Cut,
+    Rooms,
     memory_coefficients,
     most_blocks,
-    most_blocks_by_alive,
     stage_bytes,
     stage_memory,
 )
@@ -137,6 +137,7 @@ def test_states_are_no_less_than_what_the_engine_keeps(width, sharding):
         assert state.state_bytes <= said + slack
 
 
+@settings(deadline=None)
 @given(
     memory_mib=st.floats(0.1, 40.0),
     owners=st.sampled_from([1, 2, 8]),
@@ -157,7 +158,6 @@ def test_the_most_blocks_for_every_number_in_flight_are_those_one_by_one(
         "optimizer_sharding": sharding, "gpu": gpu,
     }  # fmt: skip
     each = coefficients(size=size, recompute=recompute)
-    at_once = most_blocks_by_alive(each, most_alive=6, **question)
-    assert at_once == tuple(
-        most_blocks(each, num_in_flight=alive, **question) for alive in range(1, 7)
-    )
+    rooms = Rooms(each, **question)
+    for alive in range(1, 7):
+        assert rooms.most_blocks(alive) == most_blocks(each, num_in_flight=alive, **question)
