@@ -22,7 +22,9 @@ from sailor.planner.question import Job, Limits, Objective, Space
 from sailor.profile.profile import Profile
 
 MOST_SITES = 4  # kinds of machine in one mix, the fastest ones
-SHARDED_OWNERS = (4, 32)  # replicas that plans with spread optimizer state must have
+# Replicas that plans with spread optimizer state must have. Few are not looked at where the best
+# plan has very many: pipelines as deep as that would be are mostly bubble.
+MANY_OWNERS, FEW_OWNERS, VERY_MANY = 32, 4, 128
 
 
 def moved(plan: Plan, zones: Mapping[str, str]) -> Plan:
@@ -102,12 +104,14 @@ class Mixer:
         """The best plans with all state on every owner, and with state spread over some."""
         costs = self._costs(grounds, self.space)
         known: list[Fleet] = []
-        return [
-            plan
-            for owners in self._owners()
-            for plan in self._best(grounds, costs, owners, known)
-            if owners == 1 or len(plan.replicas) >= owners
-        ]
+        plans: list[Plan] = []
+        for owners in self._owners():
+            most = max((len(plan.replicas) for plan in plans), default=0)
+            if owners == FEW_OWNERS and most >= VERY_MANY:
+                continue
+            found = self._best(grounds, costs, owners, known)
+            plans += [p for p in found if owners == 1 or len(p.replicas) >= owners]
+        return plans
 
     def _costs(self, grounds: Sequence[Ground], space: Space) -> OwnCosts:
         return OwnCosts(
@@ -136,7 +140,7 @@ class Mixer:
         return [plan for one in alone for plan in self._best(grounds, one, owners, [])]
 
     def _owners(self) -> tuple[int, ...]:
-        return (1, *SHARDED_OWNERS) if True in self.space.optimizer_sharding else (1,)
+        return (1, MANY_OWNERS, FEW_OWNERS) if True in self.space.optimizer_sharding else (1,)
 
     def _goal(self, grounds: Sequence[Ground]) -> Goal:
         """The objective and the limits per step. What costs nothing is used for speed."""

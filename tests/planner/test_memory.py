@@ -89,6 +89,7 @@ def test_a_driver_context_is_counted_on_gpus_only():
     assert peak(each, gpu=GPU_TYPES["A100-40"]) > peak(each) + (1 << 30)
 
 
+@settings(deadline=None)
 @given(
     size=st.sampled_from([1, 2, 4]),
     blocks=st.integers(1, 3),
