@@ -98,7 +98,7 @@ class FleetSearch:
             kept = [f for f in found if f is not None and f.value(self.goal) < inf]
             # The best of every kind is improved: which kind wins is not known before.
             starts += sorted(kept, key=self._rank)[:IMPROVED]
-        starts += [found for fleet in known if (found := self._again(fleet)) is not None]
+        starts += [again for fleet in known if (again := self._again(fleet)) is not None]
         if not starts:
             return None
         bar = min(f.value(self.goal) for f in starts) * (1 + MARGIN)
