@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from actions.domain import HERE, compute_dtype, is_deterministic, model_spec, total_steps
-from actions.times import calibrated, data_sheets, known_times, with_measured_links
+from actions.times import Ran, calibrated, data_sheets, known_times, with_measured_links
 from actions.traces import trace_of, zones_of
 from provision.catalog import (
     LOCAL_ZONES,
@@ -22,6 +23,7 @@ from provision.catalog import (
 )
 from sailor.cluster.network import Network
 from sailor.config import Config, Dtype
+from sailor.errors import ConfigError
 from sailor.models.spec import ModelSpec
 from sailor.parallel.boxes import allowed_degrees
 from sailor.parallel.layout import Member
@@ -104,8 +106,34 @@ class Question:
 def question(config: Config, *, live: bool = False) -> Question:
     """What a configuration asks of the planner, of the cloud's own facts where ``live``.
 
-    Raises ConfigError and CloudError for machines that do not exist.
+    Raises ConfigError and CloudError for machines that do not exist, DataError for a profile or a
+    run that times cannot be taken from.
     """
+    asked = _question(config, live=live)
+    name = config.planner.calibrate
+    if name is None:
+        return asked
+    from actions.target import saved_config  # here: planning without a run does without it
+
+    folder = Path(config.runs_dir).expanduser() / name
+    try:
+        theirs = saved_config(folder)
+    except ConfigError as error:
+        raise ConfigError(
+            f"there is no run {name} to calibrate with", code="E108", why=error.what,
+            where=f"planner.calibrate={name}", fix="python run.py action=status lists runs",
+        ) from error  # fmt: skip
+    # What the run was planned with is not what it took: its own wishes for times are left aside.
+    ran = _question(replace(theirs, planner=replace(theirs.planner, profile=None, calibrate=None)))
+    profile = calibrated(
+        folder, ran=Ran(spec=ran.spec, job=ran.job, network=ran.catalogue.network),
+        known=known_times(config, asked.spec, asked.job), spec=asked.spec, job=asked.job,
+    )  # fmt: skip
+    return replace(asked, profile=profile)
+
+
+def _question(config: Config, *, live: bool = False) -> Question:
+    """As asked, times as known before a run has scaled them."""
     spec = model_spec(config)
     catalogue = catalogue_of(config)
     if live:
@@ -125,11 +153,10 @@ def question(config: Config, *, live: bool = False) -> Question:
     known = known_times(config, spec, job)
     if known is not None:
         catalogue = with_measured_links(catalogue, known.measurement)
-    profile = calibrated(config, known, spec=spec, job=job, network=catalogue.network)
     return Question(
         spec=spec,
         job=job,
-        profile=profile,
+        profile=known,
         space=_space(config, spec, catalogue),
         limits=Limits(
             total_dollars=config.budget.total_usd,
@@ -137,6 +164,7 @@ def question(config: Config, *, live: bool = False) -> Question:
             deadline_seconds=(
                 None if config.budget.deadline is None else parse_seconds(config.budget.deadline)
             ),
+            min_tokens_per_second=config.planner.min_tokens_per_second,
         ),
         objective=Objective[config.planner.objective.name],
         catalogue=catalogue,

@@ -6,17 +6,18 @@ host aside, found so that the prediction for that run's plan is what its steps t
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from actions.profile import read_profile
 from provision.catalog import Catalogue
 from sailor.cluster.network import Link, Network, Tier
 from sailor.config import Config
-from sailor.errors import ConfigError, DataError
+from sailor.errors import DataError
 from sailor.models.spec import ModelSpec
 from sailor.observe.events import read_events
-from sailor.observe.history import replay
+from sailor.observe.history import RunHistory, replay
 from sailor.observe.metrics import check_plans
 from sailor.plan import Plan
 from sailor.planner.estimate import estimate
@@ -28,6 +29,15 @@ from sailor.profile.profile import Profile
 LEAST_STEPS = 5  # of a run, for its step time to mean anything
 CALIBRATED_ERROR = 0.15
 _SCALES = (1e-3, 1e3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ran:
+    """What a run trained, and on which machines: those it had, not those that are asked for now."""
+
+    spec: ModelSpec
+    job: Job
+    network: Network
 
 
 def data_sheets(spec: ModelSpec, job: Job) -> AnalyticProfile:
@@ -42,6 +52,11 @@ def known_times(config: Config, spec: ModelSpec, job: Job) -> MeasuredProfile | 
     path = Path(config.planner.profile).expanduser()
     measurement = read_profile(path)
     try:
+        if measurement.sequence_length != job.sequence_length:
+            raise BadProfile(
+                f"it was measured with sequences of {measurement.sequence_length}, not of "
+                f"{job.sequence_length}"
+            )
         return MeasuredProfile(
             measurement=measurement, spec=spec, numerics=job.numerics,
             besides=data_sheets(spec, job),
@@ -70,46 +85,53 @@ def with_measured_links(catalogue: Catalogue, measurement: Measurement) -> Catal
 
 
 def calibrated(
-    config: Config, profile: MeasuredProfile | None, *, spec: ModelSpec, job: Job, network: Network
-) -> Profile | None:
-    """The profile with the scale that planner.calibrate's run asks for; as it is without one.
+    folder: Path, *, ran: Ran, known: MeasuredProfile | None, spec: ModelSpec, job: Job
+) -> Profile:
+    """The times of ``known``, or of data sheets, scaled so that the run in ``folder`` took what is
+    predicted for it. The run may be of another model: what a stack makes of its hardware is much
+    the same for all. A measured profile is scaled by runs of what was measured alone.
 
-    Raises ConfigError E108 when there is no such run, DataError E520 when it tells nothing.
+    Raises DataError E520 when the run tells nothing.
     """
-    name = config.planner.calibrate
-    if name is None:
-        return profile
-    folder = Path(config.runs_dir).expanduser() / name
+    useless = partial(
+        DataError, f"run {folder.name} cannot calibrate", code="E520", where=str(folder),
+        fix="train.steps=20 faults=none run.name=NEW makes one that can",
+    )  # fmt: skip
     try:
         history = replay(read_events(folder / "events.jsonl"))
         plan = Plan.from_json((folder / "plan.json").read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"there is no run {name} to calibrate with", code="E108", why=str(error),
-            where=f"planner.calibrate={name}", fix="python run.py action=status lists runs",
-        ) from error  # fmt: skip
-    measured = [
-        check.actual_step_s
-        for check in check_plans(history)
-        if check.layout == plan.describe() and check.steps >= LEAST_STEPS
-    ]
-    seconds = next((s for s in measured if s), None)
-    if seconds is None or plan.problems(spec):
-        raise DataError(
-            f"run {name} tells nothing about {spec.name}", code="E520",
-            why=f"it takes {LEAST_STEPS} steps of this model under its first plan",
-            where=str(folder), fix="train.steps=20 faults=none run.name=NEW makes one",
-        )  # fmt: skip
-    base: AnalyticProfile | MeasuredProfile = profile or data_sheets(spec, job)
+        raise useless(why=f"it has no steps yet: {error}") from error
+    seconds = _step_seconds(history, plan)
+    if seconds is None:
+        raise useless(why=f"fewer than {LEAST_STEPS} of its steps ran under its first plan")
+    base: AnalyticProfile | MeasuredProfile = data_sheets(ran.spec, ran.job)
+    if known is not None:
+        if (ran.spec, ran.job.sequence_length) != (spec, job.sequence_length):
+            raise useless(why=f"planner.profile is of {spec.name}, the run was of {ran.spec.name}")
+        base = known
 
     def predicted(scale: float) -> float:
         return estimate(
-            plan, spec=spec, profile=replace(base, scale=scale), network=network,
-            numerics=job.numerics,
+            plan, spec=ran.spec, profile=replace(base, scale=scale), network=ran.network,
+            numerics=ran.job.numerics,
         ).step_seconds  # fmt: skip
 
     low, high = _SCALES
+    if not predicted(low) <= seconds <= predicted(high):
+        raise useless(
+            why=f"its steps took {seconds:.3g} s, {predicted(1.0):.3g} s were predicted, of which "
+            f"{predicted(low):.3g} s are links and host: no scale of the work explains that",
+        )
     for _ in range(60):  # the prediction grows with the scale: halve the range
         middle = (low * high) ** 0.5
         low, high = (middle, high) if predicted(middle) < seconds else (low, middle)
-    return replace(base, scale=high, relative_error=CALIBRATED_ERROR)
+    return replace(known or data_sheets(spec, job), scale=high, relative_error=CALIBRATED_ERROR)
+
+
+def _step_seconds(history: RunHistory, plan: Plan) -> float | None:
+    """What a step took under the run's first plan, the median; None when too few ran."""
+    for check in check_plans(history):
+        if check.layout == plan.describe() and check.steps >= LEAST_STEPS and check.actual_step_s:
+            return check.actual_step_s
+    return None

@@ -97,6 +97,7 @@ def main() -> None:
     figures |= large["figures"]
     if not options.json:
         table(rows)
+        curve(large["detail"]["scale"])
     show(
         {
             "benchmark": "planner",
@@ -268,6 +269,19 @@ def table(rows: list[dict[str, Any]]) -> None:
             line += f"{row['ratio'] - 1:>+11.1%}"
             line += "  breaks limits" if theirs["broken"] else ""
         print(line)
+
+
+def curve(points: list[dict[str, Any]]) -> None:
+    """One line for each pool at scale, by GPUs and zones."""
+    print(f"{'GPUs':<8}{'types':>6}{'zones':>6}{'search cpu s':>14}{'bound cpu s':>13}"
+          f"{'step s':>9}{'gap':>8}{'GPUs used':>11}")  # fmt: skip
+    for point in sorted(points, key=lambda p: (p["types"], p["gpus"], p["zones"])):
+        gap = "-" if point["gap"] is None else f"{point['gap']:.0%}"
+        print(
+            f"{point['gpus']:<8}{point['types']:>6}{point['zones']:>6}"
+            f"{point['search_cpu_s']:>14.2f}{point['bound_cpu_s']:>13.2f}"
+            f"{point['step_s']:>9.3f}{gap:>8}{point['gpus_used']:>11}"
+        )
 
 
 if __name__ == "__main__":

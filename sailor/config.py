@@ -318,6 +318,8 @@ class PlannerConfig:
 
     objective: Objective = Objective.min_cost_to_finish
     """What makes one plan better than another."""
+    min_tokens_per_second: float | None = None
+    """The slowest plan that is good enough, tokens of the whole run per second."""
     tensor_parallel: int | None = None
     """GPUs that share each matrix."""
     pipeline_parallel: int | None = None

@@ -60,6 +60,7 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "cloud.max_nodes": (1, None), "cloud.nodes": (1, 64), "cloud.standbys": (0, 64),
     "cloud.gpus_per_node": (1, 64),
     "budget.total_usd": (0, None), "budget.per_hour_usd": (0, None),
+    "planner.min_tokens_per_second": (0, None),
     "planner.tensor_parallel": (1, None), "planner.pipeline_parallel": (1, None),
     "planner.data_parallel": (1, None), "planner.microbatch_size": (1, None),
     "runtime.straggler": (1.1, None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from sailor.cluster.gpu import GpuType
 
@@ -44,10 +45,11 @@ class Offer:
     as_of: str
 
     def __post_init__(self) -> None:
-        if self.price_per_hour < 0:
-            raise ValueError(f"{self.machine_type.name} in {self.zone.name}: negative price")
+        what = f"{self.machine_type.name} in {self.zone.name}"
+        if not 0 <= self.price_per_hour < inf:  # neither negative nor no number at all
+            raise ValueError(f"{what}: its price is {self.price_per_hour}")
         if self.count < 0:
-            raise ValueError(f"{self.machine_type.name} in {self.zone.name}: negative count")
+            raise ValueError(f"{what}: negative count")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

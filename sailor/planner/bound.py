@@ -143,14 +143,16 @@ def _room(costs: OwnCosts, way: Way) -> tuple[list[float], float]:
         return costs.peak_bytes(way, cut, num_in_flight=alive)
 
     capacity = costs.grounds[way.site].machine_type.gpu.memory_bytes
-    rooms = []
-    for alive in _ALIVE:
-        bare = peak(1, alive)
-        rooms.append(max(0.0, 1 + (capacity - bare) / (peak(2, alive) - bare)))
-    bare = peak(1)
+    bare, each = peak(1), peak(2) - peak(1)
+    # In microbatches alive they are affine as well.
+    more, more_each = peak(1, 2) - bare, peak(2, 2) - peak(1, 2) - each
+    rooms = [
+        max(0.0, 1 + (capacity - bare - (n - 1) * more) / (each + (n - 1) * more_each))
+        for n in _ALIVE
+    ]
     apart = peak(1, first=True) + peak(1, last=True) - 2 * bare
     needs = min(apart, peak(1, first=True, last=True) - bare)
-    return rooms, max(0.0, needs / (peak(2) - bare))
+    return rooms, max(0.0, needs / each)
 
 
 def _numbers(most: int) -> FloatArray:

@@ -22,12 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sailor.planner.costs import Costs, Crew, Fleet, FloatArray, IntArray, Template, Way
+from sailor.planner.crews import Arms, samples_per_second, share_crews
 from sailor.planner.exhaustive import all_fleets, few_templates
 from sailor.planner.templates import Templates, mixed_rows
 
 DEEPER = 6  # stages beyond the fewest that hold the model
 DEEPEST_MIX = 12
 MIXES = 40  # mixed rows that are cut
+EFFICIENT = 0.45  # of the best pipeline's samples per GPU, that others must reach
 ARMS = 120  # crews of one site that are combined with others
 EXACT = 48  # sets that are worked out exactly
 IMPROVED = 1  # of each kind, improved by moves
@@ -62,49 +64,6 @@ class Found:
         return self.dollars if goal.dollars else self.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Arms:
-    """Sets of crews as columns, one entry each.
-
-    ``rate`` and ``delay`` give the time of a set's pipelines, T = (batch + delay) / rate; ``usage``
-    has a row for each site. What a guess of the reduction needs: ``owners`` replicas, ``blocks``
-    the most of a stage, ``slim`` the least tensor-parallel degree, ``width`` the most GPUs a
-    replica takes of a site, and ``sites``, a bit each.
-    """
-
-    crews: list[tuple[tuple[Template, int], ...]]
-    rate: FloatArray
-    delay: FloatArray
-    usage: IntArray
-    owners: IntArray
-    blocks: IntArray
-    slim: IntArray
-    width: IntArray
-    sites: IntArray
-
-    @staticmethod
-    def of(crews: list[tuple[tuple[Template, int], ...]], num_sites: int) -> _Arms:
-        size = len(crews)
-        rate, delay = np.zeros(size), np.zeros(size)
-        usage = np.zeros((num_sites, size), dtype=np.int64)
-        owners, blocks, width, sites = (np.zeros(size, dtype=np.int64) for _ in range(4))
-        slim = np.full(size, 1 << 20, dtype=np.int64)
-        for i, arm in enumerate(crews):
-            for template, count in arm:
-                pipeline, samples = template.pipeline, count * template.microbatch_size
-                rate[i] += samples / pipeline.pace
-                delay[i] += samples * (pipeline.fill / pipeline.pace - 1)
-                for site, gpus in enumerate(template.usage):
-                    if gpus:
-                        usage[site, i] += count * gpus
-                        sites[i] |= 1 << site
-                owners[i] += count
-                blocks[i] = max(blocks[i], *template.counts)
-                slim[i] = min(slim[i], *(way.tensor_parallel for way in template.row))
-                width[i] = max(width[i], *template.usage)
-        return _Arms(crews, rate, delay, usage, owners, blocks, slim, width, sites)
-
-
 class FleetSearch:
     """One question: GPUs by site, an evaluator, a goal."""
 
@@ -125,8 +84,11 @@ class FleetSearch:
         for way in costs.ways:
             self._alike.setdefault(way.microbatch_size, []).append(way)
 
-    def best(self) -> Found | None:
-        """The best fleet found; None when nothing fits. Where fleets are few, all are looked at."""
+    def best(self, known: Sequence[Fleet] = ()) -> Found | None:
+        """The best fleet found; None when nothing fits. Where fleets are few, all are looked at.
+
+        ``known``: good fleets of a like question, which are looked at as well.
+        """
         everything = self._everything()
         if everything is not None:
             return self.best_of(everything)
@@ -136,11 +98,23 @@ class FleetSearch:
             kept = [f for f in found if f is not None and f.value(self.goal) < inf]
             # The best of every kind is improved: which kind wins is not known before.
             starts += sorted(kept, key=self._rank)[:IMPROVED]
+        starts += [again for fleet in known if (again := self._again(fleet)) is not None]
         if not starts:
             return None
         bar = min(f.value(self.goal) for f in starts) * (1 + MARGIN)
         improved = [self._improve(f) for f in starts if f.value(self.goal) <= bar]
         return min(improved, key=self._rank)
+
+    def _again(self, fleet: Fleet) -> Found | None:
+        """A fleet of another search under this one's memory and costs."""
+        crews = []
+        for crew in fleet:
+            template = self.templates.with_counts(crew.template.row, crew.template.counts)
+            if template is None:
+                return None
+            crews.append((template, crew.count))
+        found = self.work_out(crews)
+        return found if found is not None and found.value(self.goal) < inf else None
 
     def best_of(self, fleets: Iterable[Sequence[tuple[Template, int]]]) -> Found | None:
         """The best of these; None when none keeps the limits."""
@@ -181,7 +155,7 @@ class FleetSearch:
             kinds += [[beam], [mixed], [rest]]
         return [self._best_of(kind) for kind in kinds]
 
-    def _best_of(self, pools: Sequence[_Arms]) -> list[tuple[tuple[Template, int], ...]]:
+    def _best_of(self, pools: Sequence[Arms]) -> list[tuple[tuple[Template, int], ...]]:
         """At most EXACT sets of some pools, best first by the guess."""
         scored: list[tuple[float, int, tuple[tuple[Template, int], ...]]] = []
         for arms in pools:
@@ -192,7 +166,7 @@ class FleetSearch:
         scored.sort(key=lambda entry: entry[:2])
         return [crews for _, _, crews in scored[:EXACT]]
 
-    def _score(self, arms: _Arms) -> FloatArray:
+    def _score(self, arms: Arms) -> FloatArray:
         """A guess of the goal for each set as a whole fleet."""
         if not arms.crews:
             return np.zeros(0)
@@ -223,14 +197,13 @@ class FleetSearch:
             seconds[here] += self.costs.ring_guess(share, owners[here], width[here], sites=members)
         return seconds
 
-    def _site_arms(self, site: int) -> _Arms:
+    def _site_arms(self, site: int) -> Arms:
         """Crews of one site: every template in every number at once, the best ARMS of them; and
         leftovers filled with a smaller one."""
-        rows = self.templates.single_site_rows(site, deeper=DEEPER)
-        templates = _efficient([t for row in rows if (t := self.templates.of(row)) is not None])
+        templates = self._efficient(site)
         num_sites = len(self.costs.sites)
         if not templates:
-            return _Arms.of([], num_sites)
+            return Arms.of([], num_sites)
         most = [self._most(template, self.limits) for template in templates]
         index = np.repeat(np.arange(len(templates)), [len(self._numbers(n)) for n in most])
         counts = np.array([n for limit in most for n in self._numbers(limit)], dtype=np.int64)
@@ -246,7 +219,32 @@ class FleetSearch:
             left = int(self.limits[site]) - count * template.usage[site]
             fitting = [t for t in fillers if t.usage[site] <= left and t is not template][:2]
             crews += [((template, count), (t, left // t.usage[site])) for t in fitting]
-        return _Arms.of(crews, num_sites)
+        return Arms.of(crews, num_sites)
+
+    def _efficient(self, site: int) -> list[Template]:
+        """Pipelines of equal stages, but for those that waste over half of their GPUs. Ways whose
+        work alone is too slow for that are not cut at all."""
+        blocks = self.costs.num_blocks
+        ways = [way for way in self.costs.ways if way.site == site]
+
+        def at_most(way: Way) -> float:
+            """Samples per GPU and second, were stages equally busy and nothing sent."""
+            work = blocks * way.block + way.first + way.last
+            return way.microbatch_size / work / way.tensor_parallel
+
+        found: dict[int, list[tuple[float, Template]]] = {}
+        bar = 0.0
+        for way in sorted(ways, key=at_most, reverse=True):
+            if at_most(way) * (1 + 1e-9) < bar:
+                break
+            found[way.index] = [
+                (samples_per_second(t) / sum(t.usage), t)
+                for t in self.templates.uniform(way, deeper=DEEPER)
+            ]
+            bar = max([bar, *(EFFICIENT * each for each, _ in found[way.index])])
+        return [
+            template for way in ways for each, template in found.get(way.index, ()) if each >= bar
+        ]
 
     def _best_counts(
         self, templates: Sequence[Template], site: int, index: IntArray, counts: IntArray
@@ -279,7 +277,7 @@ class FleetSearch:
         low = {round(most * 0.93**step) for step in range(8, 60)}
         return tuple(sorted({n for n in low if n >= 1} | set(range(most - 16, most + 1))))
 
-    def _mixed_arms(self, pools: Sequence[_Arms]) -> _Arms:
+    def _mixed_arms(self, pools: Sequence[Arms]) -> Arms:
         """Pipelines over two sites, with microbatches of the sizes that do well on one."""
         sizes: set[int] = set()
         for arms in pools:
@@ -292,14 +290,14 @@ class FleetSearch:
                 most = self._most(template, self.limits)
                 wanted = {most, most - 1, most * 7 // 8, most * 3 // 4, most // 2}
                 crews += [((template, count),) for count in sorted(wanted) if count >= 1]
-        return _Arms.of(crews, len(self.costs.sites))
+        return Arms.of(crews, len(self.costs.sites))
 
     def _most(self, template: Template, free: IntArray) -> int:
         """How many replicas of it fit on so many free GPUs."""
         fits = min(int(free[site]) // gpus for site, gpus in enumerate(template.usage) if gpus)
         return min(fits, self.batch // template.microbatch_size)
 
-    def _pairs(self, a: _Arms, b: _Arms) -> _Arms:
+    def _pairs(self, a: Arms, b: Arms) -> Arms:
         """The best of all sets of one entry of each that fit, and the best of ``a`` alone."""
         fits = np.ones((len(a.crews), len(b.crews)), dtype=bool)
         for site, limit in enumerate(self.limits.tolist()):
@@ -316,7 +314,7 @@ class FleetSearch:
         chosen = [a.crews[i[k]] + b.crews[j[k]] for k in order if value[k] < inf]
         alone = np.argsort(self._score(a), kind="stable")[: EXACT // 2].tolist()
         chosen += [a.crews[k] for k in alone]
-        return _Arms.of(chosen, len(self.costs.sites))
+        return Arms.of(chosen, len(self.costs.sites))
 
     # Exactly.
 
@@ -467,44 +465,3 @@ class FleetSearch:
             size or (0 if size == 0 else way.microbatch_size), way.recompute,
         )  # fmt: skip
         return self._ways.get(key)
-
-
-def _efficient(templates: Sequence[Template]) -> list[Template]:
-    """Without those that waste over half of their GPUs, or are beaten in everything."""
-
-    def per_gpu(template: Template) -> float:
-        return template.microbatch_size / template.pipeline.pace / sum(template.usage)
-
-    if not templates:
-        return []
-    bar = 0.45 * max(map(per_gpu, templates))
-    return [template for template in templates if per_gpu(template) >= bar]
-
-
-def share_crews(crews: Sequence[tuple[Template, int]], *, batch: int) -> tuple[int, ...]:
-    """Most microbatches of each crew's replicas, at the least step that holds the batch. Exact.
-
-    0 for a crew that is too slow to be of use.
-    """
-    pipelines = [template.pipeline for template, _ in crews]
-    sizes = [count * template.microbatch_size for template, count in crews]
-    useful = list(range(len(crews)))
-    while True:
-        rate = sum(sizes[i] / pipelines[i].pace for i in useful)
-        delay = sum(sizes[i] * (pipelines[i].fill / pipelines[i].pace - 1) for i in useful)
-        seconds = (batch + delay) / rate
-        late = [i for i in useful if pipelines[i].fill > seconds]
-        if not late or len(useful) == 1:
-            break
-        # Whoever has not even filled by then lends nothing; the slowest such goes first.
-        useful.remove(max(late, key=lambda i: pipelines[i].fill))
-    # The time for shares like water is a lower bound; from there whole rounds, first come first.
-    shares = [0] * len(crews)
-    for i in useful:
-        shares[i] = pipelines[i].microbatches_within(seconds)
-    held = sum(size * share for size, share in zip(sizes, shares, strict=True))
-    while held < batch:
-        soonest = min(range(len(crews)), key=lambda i: pipelines[i].seconds(shares[i] + 1))
-        shares[soonest] += 1
-        held += sizes[soonest]
-    return tuple(shares)

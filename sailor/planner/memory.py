@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from sailor.cluster.gpu import GpuType
 from sailor.models.spec import TOKEN_EMBEDDING, Activation, LogicalTensor, ModelSpec
@@ -286,6 +286,61 @@ def most_blocks(
     while guess > 0 and peak(guess) > capacity:
         guess -= 1
     return guess
+
+
+class Rooms:
+    """``most_blocks`` of one kind of stage for any number of microbatches in flight.
+
+    Peaks are straight lines in those too: a few say all of them.
+    """
+
+    def __init__(
+        self, coefficients: MemoryCoefficients, *, num_blocks: int, first: bool, last: bool,
+        num_owners: int, optimizer_sharding: bool, gpu: GpuType,
+    ) -> None:  # fmt: skip
+        def peak(blocks: int, alive: int) -> float:
+            return stage_bytes(
+                coefficients, Cut(num_blocks=blocks, first=first, last=last),
+                num_in_flight=alive, num_owners=num_owners,
+                optimizer_sharding=optimizer_sharding, gpu=gpu,
+            )  # fmt: skip
+
+        self._exactly = partial(
+            most_blocks, coefficients, num_blocks=num_blocks, first=first, last=last,
+            num_owners=num_owners, optimizer_sharding=optimizer_sharding, gpu=gpu,
+        )  # fmt: skip
+        self._num_blocks, self._capacity = num_blocks, gpu.memory_bytes
+        share = FRAGMENTATION_SHARE if gpu.has_context else 0.0
+        states = coefficients.state_bytes_per_parameter / (num_owners if optimizer_sharding else 1)
+        states += coefficients.fixed_bytes_per_parameter
+        # Bytes of one more block: whatever is in flight, and for each in flight.
+        self._fixed = states * coefficients.block_parameters
+        self._each = (1 + share) * coefficients.block_activations
+        self._whole = peak(num_blocks, 1)
+        self._more = peak(num_blocks, 2) - self._whole
+        self._buffered = gpu.has_context and num_owners > 1
+        if self._buffered:  # most_blocks explains the second line
+            self._steeper = (1 + share) * 4 * coefficients.block_parameters
+            self._none = peak(0, 1)
+            self._none_more = peak(0, 2) - self._none
+        self._known: dict[int, int] = {}
+
+    def most_blocks(self, num_in_flight: int) -> int:
+        """0 when not even one fits."""
+        if num_in_flight not in self._known:
+            self._known[num_in_flight] = self._most_blocks(num_in_flight)
+        return self._known[num_in_flight]
+
+    def _most_blocks(self, alive: int) -> int:
+        each = self._fixed + alive * self._each
+        excess = self._whole + (alive - 1) * self._more - self._capacity
+        room = self._num_blocks - excess / each
+        if self._buffered and excess > 0:
+            none = self._none + (alive - 1) * self._none_more
+            room = max(room, (self._capacity - none) / (each + self._steeper))
+        if abs(room - round(room)) <= 1e-6:  # at a whole number the sum itself decides
+            return self._exactly(num_in_flight=alive)
+        return max(0, min(self._num_blocks, int(room)))
 
 
 def peak_bytes(terms: tuple[Term, ...]) -> float:

@@ -14,6 +14,7 @@ from sailor.cluster.network import Network
 from sailor.cluster.pool import Offer, Pool
 from sailor.models.spec import ModelSpec
 from sailor.plan import Plan
+from sailor.planner.costs import Fleet
 from sailor.planner.fleet import FleetSearch, Goal
 from sailor.planner.own_costs import Ground, OwnCosts
 from sailor.planner.price import Rental
@@ -21,7 +22,23 @@ from sailor.planner.question import Job, Limits, Objective, Space
 from sailor.profile.profile import Profile
 
 MOST_SITES = 4  # kinds of machine in one mix, the fastest ones
-SHARDED_OWNERS = (4, 32)  # replicas that plans with spread optimizer state must have
+# Replicas that plans with spread optimizer state must have. Few are not looked at where the best
+# plan has very many: pipelines as deep as that would be are mostly bubble.
+MANY_OWNERS, FEW_OWNERS, VERY_MANY = 32, 4, 128
+
+
+def moved(plan: Plan, zones: Mapping[str, str]) -> Plan:
+    """The same plan in other zones, from name to name."""
+    if all(zone == there for zone, there in zones.items()):
+        return plan
+    made = {
+        replica: replace(
+            replica,
+            stages=tuple(replace(stage, zone=zones[stage.zone]) for stage in replica.stages),
+        )
+        for replica in dict.fromkeys(plan.replicas)
+    }
+    return replace(plan, replicas=tuple(made[replica] for replica in plan.replicas))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,38 +62,85 @@ class Mixer:
         ``most`` and ``speed`` are by id of an offer: machines that may be rented, and tokens per
         second with all of them (0 when the model does not fit there).
         """
+        known: dict[tuple[object, ...], tuple[list[str], list[Plan]]] = {}
         for group in self._groups(offers, most):
             chosen = self._grounds(group, most, speed)
             if sum(len(ground.zones) for ground, _ in chosen) < 2:
                 continue
             grounds = [ground for ground, _ in chosen]
             parts = [offer for _, part in chosen for offer in part]
-            for owners in self._owners():
-                for plan in self._best(grounds, self.space, owners):
-                    if owners == 1 or len(plan.replicas) >= owners:
-                        yield self._rentals(plan, parts), plan
+            # Regions that differ in nothing but their names have the same plans.
+            zones = list(dict.fromkeys(zone for ground in grounds for zone in ground.zones))
+            key = self._kind(grounds, zones)
+            if key not in known:
+                known[key] = (zones, self._plans_on(grounds))
+            before, plans = known[key]
+            for plan in plans:
+                here = moved(plan, dict(zip(before, zones, strict=True)))
+                yield self._rentals(here, parts), here
 
-    def _best(self, grounds: Sequence[Ground], space: Space, owners: int) -> list[Plan]:
-        """The best plan on these grounds. Where its shares of unlike microbatches do not add up to
-        the batch, the best of each of those sizes alone."""
-        costs = OwnCosts(
-            self.spec, grounds, job=self.job, space=space, profile=self.profile,
-            network=self.network, num_owners=owners,
+    def _kind(self, grounds: Sequence[Ground], zones: Sequence[str]) -> tuple[object, ...]:
+        """All that plans on these grounds depend on, with places instead of names."""
+        place = {zone: index for index, zone in enumerate(zones)}
+        first = zones[0]
+        distances = tuple(
+            (self.network.tier(zone, other), self.network.dollars_per_gb(zone, other))
+            for zone in zones
+            for other in zones
+        )
+        return (
+            self.network.zones[first].cloud,
+            distances,
+            tuple(
+                (
+                    ground.machine_type, ground.dollars_per_hour,
+                    tuple((place[zone], count) for zone, count in ground.zones.items()),
+                )
+                for ground in grounds
+            ),
         )  # fmt: skip
-        found = FleetSearch(costs, self._goal(grounds)).best() if costs.ways else None
+
+    def _plans_on(self, grounds: Sequence[Ground]) -> list[Plan]:
+        """The best plans with all state on every owner, and with state spread over some."""
+        costs = self._costs(grounds, self.space)
+        known: list[Fleet] = []
+        plans: list[Plan] = []
+        for owners in self._owners():
+            most = max((len(plan.replicas) for plan in plans), default=0)
+            if owners == FEW_OWNERS and most >= VERY_MANY:
+                continue
+            found = self._best(grounds, costs, owners, known)
+            plans += [p for p in found if owners == 1 or len(p.replicas) >= owners]
+        return plans
+
+    def _costs(self, grounds: Sequence[Ground], space: Space) -> OwnCosts:
+        return OwnCosts(
+            self.spec, grounds, job=self.job, space=space, profile=self.profile,
+            network=self.network,
+        )  # fmt: skip
+
+    def _best(
+        self, grounds: Sequence[Ground], costs: OwnCosts, owners: int, known: list[Fleet]
+    ) -> list[Plan]:
+        """The best plan on these grounds. Where its shares of unlike microbatches do not add up to
+        the batch, the best of each of those sizes alone. ``known``: fleets that were best with
+        state spread over fewer owners, which this one is added to."""
+        costs = costs.counting_on(owners)
+        found = FleetSearch(costs, self._goal(grounds)).best(known) if costs.ways else None
         if found is None:
             return []
+        known.append(found.fleet)
         try:
             return [costs.plan(found.fleet)]
         except ValueError:
             sizes = sorted({crew.template.microbatch_size for crew in found.fleet})
         if len(sizes) == 1:
             return []
-        alone = [replace(space, microbatch_sizes=(size,)) for size in sizes]
-        return [plan for one in alone for plan in self._best(grounds, one, owners)]
+        alone = [self._costs(grounds, replace(costs.space, microbatch_sizes=(n,))) for n in sizes]
+        return [plan for one in alone for plan in self._best(grounds, one, owners, [])]
 
     def _owners(self) -> tuple[int, ...]:
-        return (1, *SHARDED_OWNERS) if True in self.space.optimizer_sharding else (1,)
+        return (1, MANY_OWNERS, FEW_OWNERS) if True in self.space.optimizer_sharding else (1,)
 
     def _goal(self, grounds: Sequence[Ground]) -> Goal:
         """The objective and the limits per step. What costs nothing is used for speed."""

@@ -39,13 +39,13 @@ def front(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def kinds(candidate: Candidate) -> frozenset[str]:
-    """The GPU types it uses."""
-    return frozenset(stage.gpu for _, _, stage in candidate.plan.stages())
+    """The GPU types it uses: no machine is rented for nothing."""
+    return frozenset(rental.offer.machine_type.gpu.name for rental in candidate.rentals)
 
 
 def places(candidate: Candidate) -> frozenset[str]:
     """The zones it uses."""
-    return frozenset(stage.zone for _, _, stage in candidate.plan.stages())
+    return frozenset(rental.offer.zone.name for rental in candidate.rentals)
 
 
 def on_mixing(result: SearchResult) -> str:

@@ -6,8 +6,9 @@ the two together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
@@ -19,11 +20,12 @@ from sailor.cluster.pool import MachineType
 from sailor.models.spec import ModelSpec
 from sailor.plan import Plan, Replica, Stage, tensor_parallel_problems
 from sailor.planner.costs import Fleet, FloatArray, IntArray, Row, Site, Template, Way
+from sailor.planner.dealing import Dealt, deal, edges_of, exact_batch
 from sailor.planner.memory import (
     Cut,
     MemoryCoefficients,
+    Rooms,
     memory_coefficients,
-    most_blocks,
     stage_bytes,
 )
 from sailor.planner.question import Job, Space
@@ -57,15 +59,6 @@ class Ground:
         return sum(self.zones.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Dealt:
-    """Equal replicas of a template that stand in the same zones, stage by stage."""
-
-    template: Template
-    zones: tuple[str, ...]
-    count: int
-
-
 class OwnCosts:
     """Costs of a job on some grounds, one site each.
 
@@ -90,7 +83,9 @@ class OwnCosts:
             )
             for ground in self.grounds
         )
-        self._sends: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self._links_of_row: dict[tuple[tuple[int, int], ...], tuple[Link, ...]] = {}
+        self._slow: dict[tuple[int, ...], tuple[dict[int, float], float, float]] = {}
+        self._rooms: dict[tuple[int, bool, bool], Rooms] = {}
         self._coefficients: dict[int, MemoryCoefficients] = {}
         self._spreads: dict[tuple[object, ...], tuple[int, ...] | None] = {}
         self._ring_links: dict[tuple[object, ...], Ring] = {}
@@ -157,20 +152,32 @@ class OwnCosts:
         )  # fmt: skip
 
     def sends(self, row: Row) -> tuple[float, ...]:
-        key = tuple(way.index for way in row)
-        if key not in self._sends:
+        key = tuple((way.site, way.tensor_parallel) for way in row)
+        if key not in self._links_of_row:
             links = boundary_links([self._seat(way) for way in row], self.network)
-            boundary = self.coefficients(row[0]).boundary
-            self._sends[key] = send_seconds(links, boundary_bytes=boundary)
-        return self._sends[key]
+            self._links_of_row[key] = links
+        links = self._links_of_row[key]
+        return send_seconds(links, boundary_bytes=self.coefficients(row[0]).boundary)
 
     def most_blocks(self, way: Way, *, stage: int, num_stages: int) -> int:
-        return most_blocks(
-            self.coefficients(way), num_blocks=self.spec.num_layers, first=stage == 0,
-            last=stage == num_stages - 1, num_in_flight=num_stages - stage,
-            num_owners=max(2, self.num_owners), optimizer_sharding=self.num_owners > 1,
-            gpu=self._gpu(way.site),
-        )  # fmt: skip
+        key = (way.index, stage == 0, stage == num_stages - 1)
+        if key not in self._rooms:
+            self._rooms[key] = Rooms(
+                self.coefficients(way), num_blocks=self.spec.num_layers, first=key[1],
+                last=key[2], num_owners=max(2, self.num_owners),
+                optimizer_sharding=self.num_owners > 1, gpu=self._gpu(way.site),
+            )  # fmt: skip
+        return self._rooms[key].most_blocks(num_stages - stage)
+
+    def counting_on(self, num_owners: int) -> OwnCosts:
+        """The same costs with state spread over so many owners. What does not depend on that is
+        worked out once for both."""
+        ways = self.ways  # made once, before the copy
+        other = copy(self)
+        other.ways = ways
+        other.num_owners = num_owners
+        other._rooms = {}
+        return other
 
     def peak_bytes(self, way: Way, cut: Cut, *, num_in_flight: int) -> float:
         """Peak of a rank of a stage."""
@@ -186,10 +193,10 @@ class OwnCosts:
         if zones is None:
             return inf
         last = [len(template.counts) - 1 for template, _ in crews]
-        edges = sorted({edge for template, _ in crews for edge in _edges(template.counts)})
+        edges = sorted({edge for template, _ in crews for edge in edges_of(template.counts)})
         totals = [[0.0] * len(template.counts) for template, _ in crews]
         at = [0] * len(crews)
-        ends = [list(_edges(template.counts)) for template, _ in crews]
+        ends = [list(edges_of(template.counts)) for template, _ in crews]
         for start, stop in zip(edges, edges[1:], strict=False):
             for c, cut in enumerate(ends):
                 while cut[at[c] + 1] <= start:
@@ -321,36 +328,14 @@ class OwnCosts:
         ]
         return reduction(replicas, network=self.network)
 
-    def _deal(self, crews: Sequence[tuple[Template, int]]) -> list[_Dealt]:
-        """Zones for the crews' stages: whole replicas into one zone as long as one has room, the
-        rest stage by stage. Counts only: thousands of replicas take no longer than one.
-
-        Raises ValueError when the grounds are too small.
-        """
-        left = [
-            {zone: n * ground.machine_type.num_gpus for zone, n in ground.zones.items()}
-            for ground in self.grounds
-        ]
-        dealt: list[_Dealt] = []
-        for template, count in crews:
-            used = [(site, gpus) for site, gpus in enumerate(template.usage) if gpus]
-            remaining = count
-            for zone in dict.fromkeys(z for site, _ in used for z in left[site]):
-                fits = min(left[site].get(zone, 0) // gpus for site, gpus in used)
-                taken = min(fits, remaining)
-                if taken > 0:
-                    for site, gpus in used:
-                        left[site][zone] -= taken * gpus
-                    dealt.append(_Dealt(template, (zone,) * len(template.row), taken))
-                    remaining -= taken
-            for _ in range(remaining):
-                zones = []
-                for way in template.row:
-                    zone = _roomy(left[way.site], way.tensor_parallel)
-                    left[way.site][zone] -= way.tensor_parallel
-                    zones.append(zone)
-                dealt.append(_Dealt(template, tuple(zones), 1))
-        return dealt
+    def _deal(self, crews: Sequence[tuple[Template, int]]) -> list[Dealt]:
+        return deal(
+            crews,
+            [
+                {zone: n * ground.machine_type.num_gpus for zone, n in ground.zones.items()}
+                for ground in self.grounds
+            ],
+        )
 
     def _stages(self, template: Template, zones: tuple[str, ...]) -> tuple[ReducingStage, ...]:
         key = (tuple(way.index for way in template.row), template.counts, zones)
@@ -382,18 +367,29 @@ class OwnCosts:
         steps = 2.0 * (owners - 1)
         messages = np.minimum(steps, 4 * np.ceil(np.log2(owners)))
         num_zones = len({zone for site in sites for zone in self.grounds[site].zones})
-        slowest, near, far = np.zeros(shares.shape), inf, 0.0
-        for link, machine_gpus in self._links(sites):
+        rates, near, far = self._slowest_links(sites)
+        each = np.zeros(np.shape(widths))  # seconds per byte
+        for machine_gpus, rate in rates.items():
             # As timing.sharing says, for all widths at once.
             on_machine = np.maximum(1, machine_gpus // np.maximum(widths, 1))
             rings = np.minimum(machine_gpus, widths * on_machine) / on_machine
-            rate = link.bytes_per_second / np.maximum(1.0, rings)
-            slowest = np.maximum(slowest, steps / owners * num_bytes / rate)
-            near = min(near, link.seconds_per_message)
-            far = max(far, link.seconds_per_message)
+            each = np.maximum(each, np.maximum(1.0, rings) / rate)
         between = message_steps(num_zones + 1) * far if num_zones > 1 else 0.0
-        seconds: FloatArray = slowest + messages * near + np.where(owners > 1, between, 0.0)
+        starts = messages * near + np.where(owners > 1, between, 0.0)
+        seconds: FloatArray = steps / owners * num_bytes * each + starts
         return seconds
+
+    def _slowest_links(self, sites: tuple[int, ...]) -> tuple[dict[int, float], float, float]:
+        """Bytes per second of the slowest link by the GPUs that share it; least and most seconds
+        that a message takes to start."""
+        if sites not in self._slow:
+            links = self._links(sites)
+            rates: dict[int, float] = {}
+            for link, machine_gpus in links:
+                rates[machine_gpus] = min(rates.get(machine_gpus, inf), link.bytes_per_second)
+            starts = [link.seconds_per_message for link, _ in links]
+            self._slow[sites] = (rates, min(starts), max(starts))
+        return self._slow[sites]
 
     def _links(self, sites: tuple[int, ...]) -> list[tuple[Link, int]]:
         """Links between machines of these sites, and the GPUs that share the card at one end."""
@@ -470,15 +466,6 @@ class OwnCosts:
         )
 
 
-def _edges(counts: Sequence[int]) -> Iterator[int]:
-    """Where stages begin, in blocks, and the end."""
-    edge = 0
-    yield edge
-    for count in counts:
-        edge += count
-        yield edge
-
-
 def _zones_for(ground: Ground, gpus: int) -> int:
     """Zones that so many GPUs fill, one after another."""
     zones = 0
@@ -488,32 +475,3 @@ def _zones_for(ground: Ground, gpus: int) -> int:
         zones += 1
         gpus -= machines * ground.machine_type.num_gpus
     return zones
-
-
-def _roomy(zones: Mapping[str, int], gpus: int) -> str:
-    for zone, left in zones.items():
-        if left >= gpus:
-            return zone
-    raise ValueError(f"no zone has {gpus} GPUs left")
-
-
-def exact_batch(replicas: Sequence[Replica], global_batch_size: int) -> list[Replica]:
-    """Takes single microbatches away, the largest first, until the batch is exact.
-
-    Raises ValueError when the sizes cannot make it exact.
-    """
-    kept = list(replicas)
-    excess = sum(replica.num_samples for replica in kept) - global_batch_size
-    order = sorted(range(len(kept)), key=lambda i: (-kept[i].microbatch_size, -i))
-    while excess > 0:
-        before = excess
-        for i in order:
-            size = kept[i].microbatch_size
-            if size <= excess and kept[i].num_microbatches > 1:
-                kept[i] = replace(kept[i], num_microbatches=kept[i].num_microbatches - 1)
-                excess -= size
-        if excess == before:
-            break
-    if excess:
-        raise ValueError(f"shares miss the global batch by {excess} samples")
-    return kept

@@ -11,7 +11,7 @@ import numpy as np
 
 from sailor.plan import Plan, Replica, Stage
 from sailor.planner.costs import Fleet, FloatArray, IntArray, Row, Site, Template, Way
-from sailor.planner.own_costs import exact_batch
+from sailor.planner.dealing import exact_batch
 from sailor.planner.reference import (
     BUCKET_BYTES,
     BYTES,
@@ -67,6 +67,7 @@ class ReferenceCosts:
             for (gpu, region), zones in self._places
         )
         self._all_reduce: dict[tuple[object, ...], float] = {}
+        self._sent: dict[tuple[int, int, int, int, float], float] = {}
         self._prefix = {degree: _sums(values) for degree, values in self.model.parameters.items()}
 
     def _order(self, gpus: list[str], zones: list[str]) -> list[str]:
@@ -143,8 +144,13 @@ class ReferenceCosts:
                 seconds.append(forward + backward)
         return tuple(seconds)
 
-    @lru_cache(maxsize=4096)  # noqa: B019  # lives as long as the search that asks
     def _send(self, a: Way, b: Way, num_bytes: float) -> float:
+        key = (a.site, a.tensor_parallel, b.site, b.tensor_parallel, num_bytes)
+        if key not in self._sent:
+            self._sent[key] = self._send_between(a, b, num_bytes)
+        return self._sent[key]
+
+    def _send_between(self, a: Way, b: Way, num_bytes: float) -> float:
         """Within a zone where both sites have one in common, over the slowest such zone."""
         here, there = self._places[a.site][1], self._places[b.site][1]
         pairs = [(zone, zone) for zone in here if zone in there]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 
 from sailor.cluster.pool import Pool
 from sailor.errors import NoFeasiblePlan
@@ -93,6 +93,17 @@ def _beyond_limits(
             where=f"budget.deadline={deadline / 3600:g}h",
             fix=f"budget.deadline={ceil(fastest.hours * 10) / 10:g}h   or   fewer train.tokens",
         )
+    floor_speed = limits.min_tokens_per_second
+    if floor_speed is not None and fastest.estimate.tokens_per_second < floor_speed:
+        reached = fastest.estimate.tokens_per_second
+        return NoFeasiblePlan(
+            f"no plan trains {spec.name} at {floor_speed:,.0f} tokens/s",
+            code="E303",
+            why=f"{_words(fastest)} is the fastest of {len(candidates)} plans: "
+            f"{reached:,.0f} tokens/s\n({families})",
+            where=f"planner.min_tokens_per_second={floor_speed:g}",
+            fix=f"planner.min_tokens_per_second={floor(reached)}   or   more or larger machines",
+        )
     within = [c for c in candidates if not _breaks(c, "over")]
     nearest = min(within or candidates, key=lambda c: c.estimate.step_seconds)
     hours = _hours(nearest)
@@ -110,6 +121,9 @@ def _relax(nearest: Candidate, candidates: Sequence[Candidate], limits: Limits) 
     options = []
     if nearest.hours is not None and limits.deadline_seconds is not None:
         options.append(f"budget.deadline={ceil(nearest.hours * 10) / 10:g}h")
+    if limits.min_tokens_per_second is not None and _breaks(nearest, "below"):
+        reached = floor(nearest.estimate.tokens_per_second)
+        options.append(f"planner.min_tokens_per_second={reached}")
     in_time = [c for c in candidates if not _breaks(c, "misses") and not _breaks(c, "below")]
     if in_time and limits.total_dollars is not None:
         cost = min(c.dollars or 0.0 for c in in_time)

@@ -21,7 +21,7 @@ from sailor.models.spec import ModelSpec
 from sailor.parallel.boxes import allowed_degrees
 from sailor.plan import Plan, Replica, Stage
 from sailor.planner.estimate import Estimate, estimate
-from sailor.planner.mixing import Mixer
+from sailor.planner.mixing import Mixer, moved
 from sailor.planner.pack import Group, Option, pack, share_out
 from sailor.planner.price import Rental, rent_terms
 from sailor.planner.question import (
@@ -45,6 +45,7 @@ from sailor.profile.profile import Profile
 PACK_GPUS = 96
 # Up to here unequal replicas are tried even if equal ones leave no GPU idle.
 SMALL_POOL = 8
+NAMED = 4  # offers that a warning names
 
 
 def search(
@@ -159,7 +160,7 @@ class _Question:
             for o in self.pool.offers
             if not o.spot
         }
-        usable = []
+        usable, unavailable = [], []
         for offer in self.pool.offers:
             listed = on_demand.get((offer.zone.name, offer.machine_type.name), inf)
             if offer.spot and offer.price_per_hour > listed:
@@ -170,8 +171,16 @@ class _Question:
                 )
             elif self._most_machines(offer) < 1:
                 self.rejected["quota or capacity"] += 1
+                why = "" if not offer.count else " (quota)"
+                unavailable.append(f"{offer.machine_type.name} in {offer.zone.name}{why}")
             else:
                 usable.append(offer)
+        if unavailable:
+            more = len(unavailable) - NAMED
+            self.warnings.append(
+                "no machine to be had: " + ", ".join(unavailable[:NAMED])
+                + (f" and {more} more" if more > 0 else "")
+            )  # fmt: skip
         return usable
 
     def _most_machines(self, offer: Offer) -> int:
@@ -244,7 +253,7 @@ class _Question:
             found = self._chosen[key]
             if found is not None:
                 found = (
-                    _moved(found[0], zone=offer.zone.name),
+                    moved(found[0], {found[0].replicas[0].stages[0].zone: offer.zone.name}),
                     replace(found[1], rent_terms=rent_terms(rentals)),
                 )
         return None if found is None else self._candidate(*found, rentals)
@@ -467,19 +476,6 @@ def _replica(offer: Offer, fitted: Fitted, num_microbatches: int) -> Replica:
         num_microbatches=num_microbatches,
         microbatch_size=fitted.shape.microbatch_size,
     )
-
-
-def _moved(plan: Plan, *, zone: str) -> Plan:
-    """The same plan in another zone."""
-    if plan.replicas[0].stages[0].zone == zone:
-        return plan
-    moved = {
-        replica: replace(
-            replica, stages=tuple(replace(stage, zone=zone) for stage in replica.stages)
-        )
-        for replica in dict.fromkeys(plan.replicas)
-    }
-    return replace(plan, replicas=tuple(moved[replica] for replica in plan.replicas))
 
 
 def machine_counts(most: int) -> tuple[int, ...]:

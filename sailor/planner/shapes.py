@@ -94,7 +94,8 @@ class Shapes:
         self.spec, self.job, self.space = spec, job, space
         self.profile, self.network = profile, network
         self.host = profile.host_seconds(gpu=machine_type.gpu)
-        self.all = tuple(_shapes(machine_type, spec=spec, job=job, space=space))
+        self._every = _every(machine_type.num_gpus, spec, job, space)
+        self.all = self._every.shapes
         self._ways: dict[tuple[int, int, bool], _Way] = {}
         self._links: dict[tuple[int, int], tuple[Link, ...]] = {}
         self._rooms: dict[tuple[object, ...], int] = {}
@@ -103,15 +104,11 @@ class Shapes:
 
     def _bound_all(self) -> None:
         """The columns that bounds are computed from, one entry for each shape."""
-        self.num_gpus: IntArray = _column(s.num_gpus for s in self.all).astype(np.int64)
-        self.microbatch_size: IntArray = _column(s.microbatch_size for s in self.all).astype(
-            np.int64
-        )
-        stages = _column(s.num_stages for s in self.all)
-        made = [self._way(shape) for shape in self.all]
-        ways = list({id(way): way for way in made}.values())
-        place = {id(way): index for index, way in enumerate(ways)}
-        way_of = np.fromiter((place[id(way)] for way in made), dtype=np.int64)
+        self.num_gpus = self._every.num_gpus
+        self.microbatch_size = self._every.microbatch_size
+        stages = self._every.num_stages
+        ways = [self._way_for(key) for key in self._every.ways]
+        way_of = self._every.way_of
 
         def column(value: Callable[[_Way], float]) -> FloatArray:
             """One number of each way, spread to its shapes."""
@@ -162,19 +159,15 @@ class Shapes:
         """What a microbatch spends on sending, seconds that do not depend on bytes and seconds per
         byte (each boundary is crossed forward and backward). Rows: all stages together, the first,
         the last, the least of those between."""
-        known: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
-        for shape in self.all:
-            key = (shape.tensor_parallel, shape.num_stages)
-            if key not in known:
-                links = self._links_of(shape)
-                known[key] = (
-                    _sent([link.seconds_per_message for link in links]),
-                    _sent([1 / link.bytes_per_second for link in links]),
-                )
-        both = [known[shape.tensor_parallel, shape.num_stages] for shape in self.all]
-        if not both:
+        if not self.all:
             return np.zeros((4, 0)), np.zeros((4, 0))
-        return np.array([each for each, _ in both]).T, np.array([each for _, each in both]).T
+        latency, inverse = [], []
+        for degree, num_stages in self._every.rows:
+            links = self._links_for(degree, num_stages)
+            latency.append(_sent([link.seconds_per_message for link in links]))
+            inverse.append(_sent([1 / link.bytes_per_second for link in links]))
+        row_of = self._every.row_of
+        return np.array(latency)[row_of].T, np.array(inverse)[row_of].T
 
     @property
     def num_rejected(self) -> int:
@@ -368,19 +361,23 @@ class Shapes:
         return room
 
     def _way(self, shape: Shape) -> _Way:
-        key = (shape.tensor_parallel, shape.microbatch_size, shape.recompute)
+        return self._way_for((shape.tensor_parallel, shape.microbatch_size, shape.recompute))
+
+    def _way_for(self, key: tuple[int, int, bool]) -> _Way:
         if key not in self._ways:
             self._ways[key] = _way(self.profile, self.machine_type.gpu, self.spec, self.job, *key)
         return self._ways[key]
 
     def _links_of(self, shape: Shape) -> tuple[Link, ...]:
-        key = (shape.tensor_parallel, shape.num_stages)
+        return self._links_for(shape.tensor_parallel, shape.num_stages)
+
+    def _links_for(self, degree: int, num_stages: int) -> tuple[Link, ...]:
+        key = (degree, num_stages)
         if key not in self._links:
             seat = Seat(
-                zone=self.zone, machine_type=self.machine_type.name,
-                tensor_parallel=shape.tensor_parallel,
+                zone=self.zone, machine_type=self.machine_type.name, tensor_parallel=degree
             )  # fmt: skip
-            self._links[key] = boundary_links([seat] * shape.num_stages, self.network)
+            self._links[key] = boundary_links([seat] * num_stages, self.network)
         return self._links[key]
 
 
@@ -450,8 +447,26 @@ def _way(
     )  # fmt: skip
 
 
-def _shapes(machine_type: MachineType, *, spec: ModelSpec, job: Job, space: Space) -> list[Shape]:
-    return [
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Every:
+    """All shapes on machines of so many GPUs, and as columns. ``ways`` are the different (degree,
+    microbatch, recompute), ``rows`` the different (degree, stages); ``way_of`` and ``row_of`` say
+    which is a shape's."""
+
+    shapes: tuple[Shape, ...]
+    num_gpus: IntArray
+    microbatch_size: IntArray
+    num_stages: FloatArray
+    ways: tuple[tuple[int, int, bool], ...]
+    way_of: IntArray
+    rows: tuple[tuple[int, int], ...]
+    row_of: IntArray
+
+
+@lru_cache(maxsize=64)
+def _every(machine_gpus: int, spec: ModelSpec, job: Job, space: Space) -> _Every:
+    """The same for all machine types of so many GPUs."""
+    shapes = tuple(
         Shape(
             tensor_parallel=degree,
             num_stages=num_stages,
@@ -459,11 +474,27 @@ def _shapes(machine_type: MachineType, *, spec: ModelSpec, job: Job, space: Spac
             recompute=recompute,
         )
         for degree in space.tensor_parallel_degrees or (1,)
-        if degree <= machine_type.num_gpus and not tensor_parallel_problems(spec, degree)
+        if degree <= machine_gpus and not tensor_parallel_problems(spec, degree)
         for num_stages in _depths(spec, space)
         for size in microbatch_sizes(job, space)
         for recompute in space.recompute
-    ]
+    )
+    ways = [(s.tensor_parallel, s.microbatch_size, s.recompute) for s in shapes]
+    rows = [(s.tensor_parallel, s.num_stages) for s in shapes]
+    return _Every(
+        shapes=shapes,
+        num_gpus=_column(s.num_gpus for s in shapes).astype(np.int64),
+        microbatch_size=_column(s.microbatch_size for s in shapes).astype(np.int64),
+        num_stages=_column(s.num_stages for s in shapes),
+        ways=tuple(dict.fromkeys(ways)), way_of=_places(ways),
+        rows=tuple(dict.fromkeys(rows)), row_of=_places(rows),
+    )  # fmt: skip
+
+
+def _places(keys: Sequence[object]) -> IntArray:
+    """For each key its place among the different ones."""
+    place = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    return np.fromiter((place[key] for key in keys), dtype=np.int64)
 
 
 def _depths(spec: ModelSpec, space: Space) -> tuple[int, ...]:

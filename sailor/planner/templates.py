@@ -6,7 +6,7 @@ are ranked first by a bound that splits blocks like water.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
 from math import inf
 
@@ -49,14 +49,14 @@ class Templates:
             return None
         return self._template(row, counts)
 
-    def single_site_rows(self, site: int, *, deeper: int) -> Iterable[Row]:
-        """Equal stages on one site: from the fewest that hold the model, ``deeper`` more."""
-        for way in self.costs.ways:
-            depth = self.shallowest(way) if way.site == site else 0
-            if depth:
-                limit = min(self._deepest(way), depth + deeper)
-                for num_stages in range(depth, limit + 1):
-                    yield (way,) * num_stages
+    def uniform(self, way: Way, *, deeper: int) -> list[Template]:
+        """Equal stages: from the fewest that hold the model, ``deeper`` more."""
+        depth = self.shallowest(way)
+        if not depth:
+            return []
+        rows = range(depth, min(self._deepest(way), depth + deeper) + 1)
+        made = (self.of((way,) * num_stages) for num_stages in rows)
+        return [template for template in made if template is not None]
 
     def shallowest(self, way: Way) -> int:
         """The fewest equal stages that hold all blocks; 0 when no number does."""
@@ -137,16 +137,22 @@ def mixed_rows(costs: Costs, *, deepest: int, keep: int, sizes: Sequence[int]) -
     p, q = p[shallow], q[shallow]
     room = {way.index: _room(costs, way, deepest) for group in ways.values() for way in group}
     for a, b in permutations(range(len(costs.sites)), 2):
-        for size in sizes:
-            for x in ways.get((a, size), []):
-                for y in ways.get((b, size), []):
-                    if x.recompute != y.recompute:
-                        continue
-                    seconds = _mixed_seconds(costs, x, y, p, q, room[x.index], room[y.index])
-                    for i in np.argsort(seconds, kind="stable")[:4].tolist():
-                        if seconds[i] < inf:
-                            row = (x,) * int(p[i]) + (y,) * int(q[i])
-                            ranked.append((float(seconds[i]), len(ranked), row))
+        pairs = [
+            (x, y)
+            for size in sizes
+            for x in ways.get((a, size), [])
+            for y in ways.get((b, size), [])
+            if x.recompute == y.recompute
+        ]
+        if not pairs:
+            continue
+        seconds = _mixed_seconds(costs, pairs, p, q, room)
+        best = np.argsort(seconds, axis=1, kind="stable")[:, :4]
+        for (x, y), row_seconds, columns in zip(pairs, seconds, best.tolist(), strict=True):
+            for i in columns:
+                if row_seconds[i] < inf:
+                    row = (x,) * int(p[i]) + (y,) * int(q[i])
+                    ranked.append((float(row_seconds[i]), len(ranked), row))
     ranked.sort(key=lambda entry: entry[:2])
     return [row for _, _, row in ranked[:keep]]
 
@@ -169,49 +175,67 @@ def _room(costs: Costs, way: Way, deepest: int) -> FloatArray:
 
 
 def _mixed_seconds(
-    costs: Costs, x: Way, y: Way, p: IntArray, q: IntArray, room_x: FloatArray, room_y: FloatArray
-) -> FloatArray:
-    """Estimated step of a fleet of rows with p stages of x and then q of y, for many p and q."""
-    sites = costs.sites
-    count = np.minimum(
-        sites[x.site].num_gpus // (p * x.tensor_parallel),
-        sites[y.site].num_gpus // (q * y.tensor_parallel),
-    )
-    count = np.minimum(count, costs.global_batch_size // x.microbatch_size)
+    costs: Costs, pairs: Sequence[tuple[Way, Way]], p: IntArray, q: IntArray,
+    room: Mapping[int, FloatArray],
+) -> FloatArray:  # fmt: skip
+    """Estimated step of a fleet of rows with p stages of x and then q of y: an entry for each pair
+    (x, y) and each (p, q). The pairs are of the same two sites."""
+
+    def of(ways: Iterable[Way], value: Callable[[Way], float]) -> FloatArray:
+        return np.array([value(way) for way in ways])[:, None]
+
+    xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
+    gpus_x, gpus_y = (costs.sites[way.site].num_gpus for way in pairs[0])
+    wide_x = of(xs, lambda way: way.tensor_parallel).astype(np.int64)
+    wide_y = of(ys, lambda way: way.tensor_parallel).astype(np.int64)
+    size = of(xs, lambda way: way.microbatch_size).astype(np.int64)
+    block_x, block_y = of(xs, lambda way: way.block), of(ys, lambda way: way.block)
+    count = np.minimum(gpus_x // (p * wide_x), gpus_y // (q * wide_y))
+    count = np.minimum(count, costs.global_batch_size // size)
     usable = count > 0
     count = np.maximum(count, 1)
-    rounds = -(-costs.global_batch_size // (count * x.microbatch_size))
-    sends_x, sends_y = _sends(costs, x, y, p, q)
-    extra_x, extra_y = x.first + sends_x, y.last + sends_y
+    rounds = -(-costs.global_batch_size // (count * size))
+    sends = _sends(costs, pairs, p, q)
+    extra_x = of(xs, lambda way: way.first) + sends[0]
+    extra_y = of(ys, lambda way: way.last) + sends[1]
     blocks = costs.num_blocks
-    pace = (blocks + extra_x / x.block + extra_y / y.block) / (p / x.block + q / y.block)
-    most_x, most_y = room_x[p + q] - room_x[q], room_y[q]
-    on_x = np.clip((pace * p - extra_x) / x.block, blocks - most_y, most_x)
+    pace = (blocks + extra_x / block_x + extra_y / block_y) / (p / block_x + q / block_y)
+    most_x = np.array([room[way.index][p + q] - room[way.index][q] for way in xs])
+    most_y = np.array([room[way.index][q] for way in ys])
+    on_x = np.clip((pace * p - extra_x) / block_x, blocks - most_y, most_x)
     on_y = blocks - on_x
     usable &= (on_x >= 0.5) & (on_y >= 0.5) & (most_x + most_y >= blocks)
-    pace = np.maximum((on_x * x.block + extra_x) / p, (on_y * y.block + extra_y) / q)
-    fill = on_x * x.block + extra_x + on_y * y.block + extra_y
-    rings = np.maximum(
-        costs.ring_guess(
-            on_x / p / x.tensor_parallel, count, p * x.tensor_parallel, sites=(x.site,)
-        ),
-        costs.ring_guess(
-            on_y / q / y.tensor_parallel, count, q * y.tensor_parallel, sites=(y.site,)
-        ),
-    )
-    return np.where(usable, fill + (rounds - 1) * pace + rings, inf)
+    pace = np.maximum((on_x * block_x + extra_x) / p, (on_y * block_y + extra_y) / q)
+    fill = on_x * block_x + extra_x + on_y * block_y + extra_y
+    rings = [
+        costs.ring_guess(on / (n * wide), count, n * wide, sites=(way.site,))
+        for on, n, wide, way in zip((on_x, on_y), (p, q), (wide_x, wide_y), pairs[0], strict=True)
+    ]
+    return np.where(usable, fill + (rounds - 1) * pace + np.maximum(*rings), inf)
 
 
-def _sends(costs: Costs, x: Way, y: Way, p: IntArray, q: IntArray) -> tuple[FloatArray, FloatArray]:
+def _sends(
+    costs: Costs, pairs: Sequence[tuple[Way, Way]], p: IntArray, q: IntArray
+) -> tuple[FloatArray, FloatArray]:
     """What the stages of x and of y together spend on sending: looked up for short rows, further
     stages of a long one send as much as a middle one."""
-    short: dict[tuple[int, int], tuple[float, float]] = {}
+    known: dict[tuple[int, int, int], FloatArray] = {}
+    for x, y in pairs:
+        key = (x.tensor_parallel, y.tensor_parallel, x.microbatch_size)
+        if key not in known:
+            known[key] = _sends_of(costs, x, y, p, q)
+    both = [known[x.tensor_parallel, y.tensor_parallel, x.microbatch_size] for x, y in pairs]
+    return np.array([each[0] for each in both]), np.array([each[1] for each in both])
+
+
+def _sends_of(costs: Costs, x: Way, y: Way, p: IntArray, q: IntArray) -> FloatArray:
+    table = np.empty((2, 3, 3))
     for a in (1, 2, 3):
         for b in (1, 2, 3):
             sends = costs.sends((x,) * a + (y,) * b)
-            short[a, b] = (sum(sends[:a]), sum(sends[a:]))
+            table[:, a - 1, b - 1] = sum(sends[:a]), sum(sends[a:])
     inner = costs.sends((x, x, x, y, y, y))
-    table = np.array([[short[a, b] for b in (1, 2, 3)] for a in (1, 2, 3)])
-    near = table[np.minimum(p, 3) - 1, np.minimum(q, 3) - 1]
-    more_x, more_y = np.maximum(p - 3, 0) * inner[1], np.maximum(q - 3, 0) * inner[4]
-    return near[:, 0] + more_x, near[:, 1] + more_y
+    near: FloatArray = table[:, np.minimum(p, 3) - 1, np.minimum(q, 3) - 1]
+    near[0] += np.maximum(p - 3, 0) * inner[1]
+    near[1] += np.maximum(q - 3, 0) * inner[4]
+    return near

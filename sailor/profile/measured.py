@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import isfinite
@@ -96,20 +96,33 @@ def read_measurement(text: str) -> Measurement:
         )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise BadProfile(f"it is no profile: {error}") from error
-    for cell in cells:
-        where = f"{cell.part} tp{cell.tensor_parallel} mb{cell.microbatch_size}"
-        for name, value in (("forward", cell.forward), ("backward", cell.backward)):
-            if not isfinite(value) or value < 0:
-                raise BadProfile(f"{where}: {name} is {value}")
     if not cells:
         raise BadProfile("it has no cells")
-    for name, value in (
-        ("update_seconds_per_parameter", measurement.update_seconds_per_parameter),
-        ("peak_flops", measurement.peak_flops),
-    ):
-        if not isfinite(value) or value <= 0:
-            raise BadProfile(f"{name} is {value}")
+    for what, value, least in _numbers(measurement):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BadProfile(f"{what} is {value!r}, no number")
+        if not isfinite(value) or value < 0 or (least and not value):
+            raise BadProfile(f"{what} is {value}")
     return measurement
+
+
+def _numbers(measurement: Measurement) -> Iterator[tuple[str, Any, bool]]:
+    """Every number in a file: what it is called, its value, whether it must be above zero."""
+    for name in (
+        "sequence_length", "compute_bytes", "peak_flops", "update_seconds_per_parameter",
+    ):  # fmt: skip
+        yield name, getattr(measurement, name), True
+    for cell in measurement.cells:
+        where = f"{cell.part} tp{cell.tensor_parallel} mb{cell.microbatch_size}"
+        for name in ("tensor_parallel", "microbatch_size"):
+            yield f"{where}: {name}", getattr(cell, name), True
+        for name in ("forward", "backward", "kept_bytes"):
+            yield f"{where}: {name}", getattr(cell, name), False
+    for name in ("point_to_point", "all_reduce"):
+        fit = getattr(measurement, name)
+        if fit is not None:
+            for part in ("alpha", "beta"):
+                yield f"{name}: {part}", getattr(fit, part), False
 
 
 def shape_digest(spec: ModelSpec) -> str:

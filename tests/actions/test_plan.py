@@ -83,3 +83,15 @@ def test_no_plan_is_exit_three_with_a_way_out(tmp_path):
     assert "error[E301]" in done.stderr
     assert "cloud.nodes=2" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_plan_slower_than_asked_for_is_never_chosen(tmp_path):
+    """The limit was there, but nobody could set it."""
+    words = ("model=gpt_1b", "cloud=gcp", "output=json")
+    cheapest = json.loads(command(*words, tmp_path=tmp_path).stdout)["chosen"]["tokens_per_s"]
+    wanted = 2 * cheapest
+    done = command(*words, f"planner.min_tokens_per_second={wanted}", tmp_path=tmp_path)
+    assert json.loads(done.stdout)["chosen"]["tokens_per_s"] >= wanted
+    done = command(*words, "planner.min_tokens_per_second=1e12", tmp_path=tmp_path)
+    assert done.returncode == 3
+    assert "error[E303]" in done.stderr

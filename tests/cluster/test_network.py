@@ -51,5 +51,6 @@ def test_one_name_cannot_mean_two_machines():
 def test_bad_facts_are_refused():
     with pytest.raises(ValueError, match="peak_flops"):
         a_gpu(peak_flops=float("nan"))
-    with pytest.raises(ValueError, match="negative price"):
-        an_offer(price=-1.0)
+    for price in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="its price is"):
+            an_offer(price=price)

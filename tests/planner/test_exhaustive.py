@@ -112,3 +112,37 @@ def test_pipelines_are_counted_without_making_them():
     costs = an_instance(0)
     assert few_templates(costs, most=10**9)
     assert not few_templates(costs, most=1)
+
+
+def test_a_fleet_that_is_known_is_looked_at_with_spread_state_too():
+    """Spread over many owners the update is short, but the search found a slower fleet than the one
+    it had found before with all state on every owner."""
+    seen = 0
+    for seed in range(16):
+        whole = an_instance(seed)
+        found = FleetSearch(whole, Goal()).best()
+        if found is None:
+            continue
+        seen += 1
+        spread = whole.counting_on(2)
+        again = FleetSearch(spread, Goal()).best([found.fleet])
+        same = FleetSearch(spread, Goal()).best([])
+        crews = [(crew.template, crew.count) for crew in found.fleet]
+        known = FleetSearch(spread, Goal()).work_out(crews)
+        assert again is not None
+        assert same is not None
+        assert known is not None
+        assert again.seconds <= min(same.seconds, known.seconds)
+    assert seen >= 8
+
+
+def test_costs_that_count_on_more_owners_share_all_but_memory():
+    for seed in range(4):
+        alone = an_instance(seed)
+        shared, fresh = alone.counting_on(4), an_instance(seed, owners=4)
+        assert shared.ways is alone.ways
+        for way in fresh.ways:
+            for depth in range(1, fresh.num_blocks + 1):
+                for stage in range(depth):
+                    place = {"stage": stage, "num_stages": depth}
+                    assert shared.most_blocks(way, **place) == fresh.most_blocks(way, **place)

@@ -6,12 +6,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sailor.cluster.gpu import GPU_TYPES
 from sailor.parallel.state import StageState
-from sailor.planner.memory import Cut, memory_coefficients, stage_bytes, stage_memory
+from sailor.planner.memory import (
+    CONTEXT_BYTES,
+    Cut,
+    Rooms,
+    memory_coefficients,
+    most_blocks,
+    stage_bytes,
+    stage_memory,
+)
 from sailor.planner.term import total
 from sailor.profile.profile import Numerics
 from tests.helpers.builders import a_layout, a_plan, a_spec
@@ -81,6 +89,7 @@ def test_a_driver_context_is_counted_on_gpus_only():
     assert peak(each, gpu=GPU_TYPES["A100-40"]) > peak(each) + (1 << 30)
 
 
+@settings(deadline=None)
 @given(
     size=st.sampled_from([1, 2, 4]),
     blocks=st.integers(1, 3),
@@ -127,3 +136,29 @@ def test_states_are_no_less_than_what_the_engine_keeps(width, sharding):
         # The engine starts every parameter on a 64-byte line of each array.
         slack = 64 * 4 * len(state.slots)
         assert state.state_bytes <= said + slack
+
+
+@settings(deadline=None)
+@given(
+    memory_mib=st.floats(0.1, 40.0),
+    owners=st.sampled_from([1, 2, 8]),
+    size=st.sampled_from([1, 2, 8]),
+    sharding=st.booleans(),
+    recompute=st.booleans(),
+    on_gpu=st.booleans(),
+    ends=st.sampled_from([(True, True), (True, False), (False, True), (False, False)]),
+)
+def test_the_most_blocks_for_every_number_in_flight_are_those_one_by_one(
+    memory_mib, owners, size, sharding, recompute, on_gpu, ends
+):
+    gpu = GPU_TYPES["A100-40"] if on_gpu else a_gpu()
+    # A context alone is a GiB: the rest is what the blocks of the small model compete for.
+    gpu = replace(gpu, memory_bytes=int(memory_mib * 2**20) + (on_gpu * CONTEXT_BYTES))
+    question = {
+        "num_blocks": 4, "first": ends[0], "last": ends[1], "num_owners": owners,
+        "optimizer_sharding": sharding, "gpu": gpu,
+    }  # fmt: skip
+    each = coefficients(size=size, recompute=recompute)
+    rooms = Rooms(each, **question)
+    for alive in range(1, 7):
+        assert rooms.most_blocks(alive) == most_blocks(each, num_in_flight=alive, **question)

@@ -63,6 +63,16 @@ def test_an_impossible_deadline_names_the_fastest_plan():
     assert "budget.deadline=" in error.fix
 
 
+def test_a_speed_that_no_plan_reaches_is_named_with_one_that_is_reached():
+    """It said only that all limits at once were too much."""
+    error = refusal(a_local_pool(), limits=Limits(min_tokens_per_second=1e12))
+    assert error.code == "E303"
+    assert "1,000,000,000,000 tokens/s" in error.what
+    enough = float(error.fix.split("min_tokens_per_second=")[1].split()[0])
+    best = ask(a_local_pool(), limits=Limits(min_tokens_per_second=enough)).best
+    assert best.estimate.tokens_per_second >= enough
+
+
 def test_numbers_that_do_not_divide_are_named_with_the_nearest_that_do():
     error = refusal(a_local_pool(gpus=4), space=Space(tensor_parallel_degrees=(3,)))
     assert error.code == "E304"

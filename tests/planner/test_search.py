@@ -217,6 +217,46 @@ def test_spot_that_is_dearer_than_on_demand_is_named_and_not_used():
     assert "dearer than on-demand" in result.warnings[0]
 
 
+def test_zones_without_a_machine_are_named():
+    machine = a_machine(gpu=a_gpu())
+    pool = a_pool(
+        an_offer(machine, zone="a"), an_offer(machine, zone="empty", count=0),
+        an_offer(machine, zone="b", region="full"),
+        quotas=(Quota(gpu="cpu", region="full", spot=True, limit=0, metric="gpus"),),
+    )  # fmt: skip
+    (warning,) = ask(pool).warnings
+    assert warning == "no machine to be had: local in empty, local in b (quota)"
+
+
+def test_regions_that_differ_in_name_alone_have_the_same_plans():
+    """They are searched once: what is found for one is moved to the other."""
+    fast, slow = (
+        a_machine(name, gpu=a_gpu(name=name, memory_mib=2.0, peak_flops_fp32=flops))
+        for name, flops in (("fast", 1e11), ("slow", 7e10))
+    )
+
+    def region(name, prices=(1.0, 1.0)):
+        return [
+            an_offer(kind, zone=f"{name}{zone}", region=name, count=2, price=price)
+            for zone in "ab"
+            for kind, price in zip((fast, slow), prices, strict=True)
+        ]
+
+    job = a_job(batch=256)
+    one = ask(a_pool(*region("r")), job=job)
+    two = ask(a_pool(*region("r"), *region("s")), job=job)
+    times = {name: set() for name in "rs"}
+    for candidate in two.candidates:
+        (name,) = {stage.zone[0] for _, _, stage in candidate.plan.stages()}
+        assert {rental.offer.zone.region for rental in candidate.rentals} == {name}
+        times[name].add((candidate.estimate.step_seconds, candidate.plan.describe()))
+    assert times["r"] == times["s"]
+    assert two.best.estimate.step_seconds == one.best.estimate.step_seconds
+    # A region at another price is not the same: it has plans, and prices, of its own.
+    dearer = ask(a_pool(*region("r"), *region("s", (3.0, 1.0))), job=job, objective=CHEAPEST)
+    assert {rental.offer.zone.region for rental in dearer.best.rentals} == {"r"}
+
+
 def test_two_kinds_of_machine_train_together_with_shares_to_their_speed():
     fast = a_machine("fast", gpu=a_gpu(memory_mib=8), network_bytes_per_second=1e11)
     slow_gpu = a_gpu(memory_mib=8, name="cpu2", peak_flops=4e10, peak_flops_fp32=4e10,

@@ -101,6 +101,11 @@ def test_another_model_and_other_numbers_are_refused():
         (lambda d: d.update(cells=[]), "no cells"),
         (lambda d: d.update(peak_flops=0.0), "peak_flops"),
         (lambda d: d.pop("gpu"), "no profile"),
+        (lambda d: d["cells"][1].update(kept_bytes=float("inf")), "kept_bytes is inf"),
+        (lambda d: d["cells"][2].update(microbatch_size=0), "microbatch_size is 0"),
+        (lambda d: d["point_to_point"].update(beta=float("nan")), "point_to_point: beta is nan"),
+        (lambda d: d["point_to_point"].update(alpha=-1e-3), "point_to_point: alpha is -0.001"),
+        (lambda d: d.update(peak_flops="fast"), "peak_flops is 'fast', no number"),
     ],
 )
 def test_a_spoiled_file_is_refused_by_name(spoil, words):

@@ -69,7 +69,8 @@ def _states(
         [sailor > 0, sharded > 0, internevo > 0, deepspeed > 0],
         [
             np.full(len(runs), p["sailor_bytes"]),
-            16 / group,
+            # What an engine keeps of a parameter, it keeps of its share.
+            np.where(internevo > 0, 14 + p["internevo_bytes"], 16.0) / group,
             2 + p["internevo_bytes"] + 12 / shared,
             2 + p["deepspeed_gradient_bytes"] + 12 / shared,
         ],
@@ -80,10 +81,13 @@ def _states(
 
 
 def _gathered(runs: Runs, p: dict[str, float]) -> Column:
-    """Full sharding: some blocks, and the embedding, whole at a time."""
+    """Full sharding: some blocks, and the embedding, whole at a time. In a pipeline everything is:
+    weights would be gathered for every microbatch, and gradients are summed before they are spread,
+    in fp32."""
     sharded = np.minimum(1.0, runs["sharded_all"] + runs["sharded_machine"])
     blocks = p["gathered_blocks"] * runs["block_parameters"] / runs["tp"] * 2
-    gathered: Column = sharded * (blocks + runs["vocab"] * runs["hidden"] / runs["tp"] * 4)
+    at_a_time = blocks + runs["vocab"] * runs["hidden"] / runs["tp"] * 4
+    gathered: Column = sharded * np.where(runs["pp"] > 1, 6 * _held(runs), at_a_time)
     return gathered
 
 

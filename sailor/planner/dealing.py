@@ -1,0 +1,85 @@
+"""From how many replicas to which stands where: zones for stages, exact shares of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sailor.plan import Replica
+from sailor.planner.costs import Template
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """Equal replicas of a template that stand in the same zones, stage by stage."""
+
+    template: Template
+    zones: tuple[str, ...]
+    count: int
+
+
+def deal(crews: Sequence[tuple[Template, int]], places: Sequence[Mapping[str, int]]) -> list[Dealt]:
+    """Zones for the crews' stages: whole replicas into one zone as long as one has room, the
+    rest stage by stage. Counts only: thousands of replicas take no longer than one.
+
+    Raises ValueError when the grounds are too small.
+    """
+    left = [dict(zones) for zones in places]
+    dealt: list[Dealt] = []
+    for template, count in crews:
+        used = [(site, gpus) for site, gpus in enumerate(template.usage) if gpus]
+        remaining = count
+        for zone in dict.fromkeys(z for site, _ in used for z in left[site]):
+            fits = min(left[site].get(zone, 0) // gpus for site, gpus in used)
+            taken = min(fits, remaining)
+            if taken > 0:
+                for site, gpus in used:
+                    left[site][zone] -= taken * gpus
+                dealt.append(Dealt(template, (zone,) * len(template.row), taken))
+                remaining -= taken
+        for _ in range(remaining):
+            zones = []
+            for way in template.row:
+                zone = _roomy(left[way.site], way.tensor_parallel)
+                left[way.site][zone] -= way.tensor_parallel
+                zones.append(zone)
+            dealt.append(Dealt(template, tuple(zones), 1))
+    return dealt
+
+
+def edges_of(counts: Sequence[int]) -> Iterator[int]:
+    """Where stages begin, in blocks, and the end."""
+    edge = 0
+    yield edge
+    for count in counts:
+        edge += count
+        yield edge
+
+
+def _roomy(zones: Mapping[str, int], gpus: int) -> str:
+    for zone, left in zones.items():
+        if left >= gpus:
+            return zone
+    raise ValueError(f"no zone has {gpus} GPUs left")
+
+
+def exact_batch(replicas: Sequence[Replica], global_batch_size: int) -> list[Replica]:
+    """Takes single microbatches away, the largest first, until the batch is exact.
+
+    Raises ValueError when the sizes cannot make it exact.
+    """
+    kept = list(replicas)
+    excess = sum(replica.num_samples for replica in kept) - global_batch_size
+    order = sorted(range(len(kept)), key=lambda i: (-kept[i].microbatch_size, -i))
+    while excess > 0:
+        before = excess
+        for i in order:
+            size = kept[i].microbatch_size
+            if size <= excess and kept[i].num_microbatches > 1:
+                kept[i] = replace(kept[i], num_microbatches=kept[i].num_microbatches - 1)
+                excess -= size
+        if excess == before:
+            break
+    if excess:
+        raise ValueError(f"shares miss the global batch by {excess} samples")
+    return kept
