@@ -30,7 +30,7 @@ from actions.arguments import (
     replaced,
     unknown_keys,
 )
-from sailor.config import Config, ModelConfig, Output, flatten
+from sailor.config import MIXTURE, Config, ModelConfig, Output, SourceConfig, flatten
 from sailor.errors import SailorError
 from sailor.observe.redact import redact, redact_fields
 from sailor.rules import Problem, validate
@@ -233,6 +233,13 @@ def typed(composed: Any, *, arguments: Sequence[str]) -> Config:
     schema = OmegaConf.structured(Config)
     schema.model = OmegaConf.structured(ModelConfig)
     problems = []
+    named: dict[str, Any] = OmegaConf.select(composed, MIXTURE) or {}
+    for name, source in named.items():
+        if not isinstance(source, str | int | float | None):
+            schema.data.mixture[name] = OmegaConf.structured(SourceConfig)
+        else:
+            key = f"{MIXTURE}.{name}"
+            problems.append(complaints.source(key, flat.pop(key)))
     for key, value in flat.items():
         default = OmegaConf.select(schema, key)
         try:

@@ -7,13 +7,14 @@ to add a plus. Here every unknown key is found at once and the command comes bac
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from actions.paths import is_path, path_settings
-from sailor.config import groups, keys
+from sailor.config import MIXTURE, SOURCE_NAME, SourceConfig, groups, keys
 from sailor.errors import ConfigError
 
 PROGRAM = "python run.py"
@@ -57,8 +58,9 @@ def expand(arguments: Sequence[str], *, root: Path) -> list[str]:
             expanded.append(f"{_SHORT[key]}={value}")
         elif other is not None and other not in given:
             expanded += [argument, f"{other}=null"]
-        elif key.startswith("model.") and is_known(key):
-            expanded.append(f"++{argument}")  # models' files leave out what they do not need
+        elif key.startswith(("model.", MIXTURE)) and is_known(key):
+            # Models' files leave out what they do not need; sources are named by the user.
+            expanded.append(f"++{argument}")
         else:
             expanded.append(argument)
     return flags + expanded  # argparse wants the overrides side by side
@@ -108,12 +110,20 @@ def key_of(argument: str) -> str | None:
 
 
 def is_known(key: str) -> bool:
-    """Whether a dotted key is a setting, a group, or lies inside a setting that is a list."""
+    """Whether a dotted key is a setting, a group, or lies inside a setting that is a list or a
+    mixture's source."""
     known = _known_keys()
     if key in known or key in groups():
         return True
     parts = key.split(".")
+    if key.startswith(f"{MIXTURE}.") and SOURCE_NAME.fullmatch(parts[2]):
+        return len(parts) == 3 or ".".join(parts[3:]) in _source_keys()
     return any(".".join(parts[:n]) in known and parts[n].isdigit() for n in range(1, len(parts)))
+
+
+@cache
+def _source_keys() -> frozenset[str]:
+    return frozenset(keys(SourceConfig))
 
 
 @cache
@@ -130,6 +140,11 @@ def nearest(key: str) -> str | None:
     """
     known = [*keys(), *groups()]
     group, _, last = key.rpartition(".")
+    if key.startswith(f"{MIXTURE}."):
+        name, _, last = key.removeprefix(f"{MIXTURE}.").partition(".")
+        better = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_-") or "web"
+        nearest_key = nearest_option(last, sorted(_source_keys()))[0] if last else "path"
+        return f"{MIXTURE}.{better}.{nearest_key}"
     exact = [name for name in known if name.rpartition(".")[2] == last]
     if exact:
         return nearest_option(key, exact)[0]
@@ -161,8 +176,9 @@ def options(group: str, *, root: Path) -> list[str]:
 
 
 def command(arguments: Sequence[str]) -> str:
-    """A command line ready to paste."""
-    return " ".join([PROGRAM, *map(_shell_quoted, arguments)])
+    """A command line ready to paste, as a user would type it."""
+    typed = (argument.removeprefix("++") for argument in arguments)  # expand() puts them there
+    return " ".join([PROGRAM, *map(_shell_quoted, typed)])
 
 
 def _shell_quoted(argument: str) -> str:

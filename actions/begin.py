@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from actions import domain
 from actions.console import Console
 from actions.machines import remote_model, remote_tokens
 from actions.origin import check_first_weights, check_tokenizer, keep_origin
 from actions.preflight import check_checkpoints, check_cloud, check_port
-from actions.prepare import prepare_tokens, tokenizer_of
+from actions.prepare import prepare_tokens
 from actions.run_folder import RunFolder, open_run, read_summary
+from actions.sources import tokenizer_of
 from sailor.config import Config
-from sailor.data.tokens import Manifest
+from sailor.data.tokens import Manifest, TokenStream, check_streams
 from sailor.faults import Fault
 from sailor.training.settings import TrainSettings
 
@@ -32,6 +34,7 @@ class Beginning:
     faults: tuple[Fault, ...]
     checkpoint_directory: str
     tokens: Path  # here; machines that do not share our files get a copy
+    sources: tuple[dict[str, Any], ...]  # of the text, as the event log has them
 
 
 @contextmanager
@@ -55,11 +58,13 @@ def begin(config: Config, console: Console) -> Iterator[Beginning | None]:
         words = tokenizer_of(config)
         check_tokenizer(config, words)
         tokens = prepare_tokens(config)
+        check_streams(tokens, sequence_length=config.train.sequence_length)
         keep_origin(folder, config=config, tokens=tokens, words=words)
         yield Beginning(
             folder=folder,
             settings=_settings(config, tokens),
             tokens=Path(tokens.path),
+            sources=_sources(tokens, sequence_length=config.train.sequence_length),
             faults=script,
             checkpoint_directory=config.checkpoint.directory or str(folder.checkpoints.absolute()),
         )
@@ -72,6 +77,16 @@ def _settings(config: Config, tokens: Manifest) -> TrainSettings:
         tokens_path = remote_tokens(Path(tokens_path))
         model = model and remote_model(Path(model))
     return domain.train_settings(config, tokens_path=tokens_path, init_from=model)
+
+
+def _sources(tokens: Manifest, *, sequence_length: int) -> tuple[dict[str, Any], ...]:
+    """What is read, how often, and how much of it there is: one entry where nothing is mixed."""
+    stream = TokenStream(tokens, tokens.train, sequence_length=sequence_length)
+    blend = stream.blend
+    return tuple(
+        {"name": name, "share": share, "sequences": count}
+        for name, share, count in zip(stream.sources, blend.shares, blend.counts, strict=True)
+    )
 
 
 def say_done(folder: RunFolder, console: Console) -> None:

@@ -126,11 +126,24 @@ def wrong_type(key: str, *, what: str, value: object, default: object) -> Proble
         fix = f"{key}={nearest_option(str(value), [member.name for member in type(default)])[0]}"
     elif isinstance(default, Sequence) and not isinstance(default, str):
         fix = f"{key}=[{value}]"
+    elif str(value).endswith("%") and _is_number(str(value)[:-1]):
+        fix = f"{key}={float(str(value)[:-1]) / 100:g}"
     elif default is None:
         fix = f"{key}=<value>"
     else:
         fix = f"{key}={default}"
     return Problem(key=key, what=what, fix=fix)
+
+
+def source(key: str, value: object) -> Problem:
+    """E104 for a source of a mixture that is given one value instead of its settings."""
+    if value is None:
+        return Problem(key=key, what="a source is left out with ~", fix=f"~{key}   leaves it out")
+    setting = "weight" if _is_number(str(value)) else "path"
+    return Problem(
+        key=key, what=f"a source has a path and a weight, and this is {value!r}",
+        fix=f"{key}.{setting}={value}",
+    )  # fmt: skip
 
 
 def not_installed(module: str) -> ConfigError:

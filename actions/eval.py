@@ -24,8 +24,9 @@ from actions.origin import (
     read_tokens,
     tokens_digest,
 )
-from actions.prepare import prepare_tokens, tokenizer_of
+from actions.prepare import prepare_tokens
 from actions.run_folder import run_name
+from actions.sources import tokenizer_of
 from actions.target import Target, check_whole, checkpoint_path, damaged, target
 from sailor.checkpoint.segment import CorruptSnapshot
 from sailor.checkpoint.weights import CheckpointWeights
@@ -65,17 +66,18 @@ def run(config: Config, console: Console) -> int:
         model = WholeModel(subject.spec, subject.read)
     except CorruptSnapshot as error:
         raise damaged(Path(subject.source), str(error)) from error
-    loss, bits, count = _held_out(model, subject)
+    held_out = _held_out(model, subject)
     samples = _samples(model, subject, config)
     document = {
         "action": "eval",
         "source": subject.source,
         "step": subject.step,
         "model": subject.spec.name,
-        "held_out_loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_byte": bits,
-        "held_out_tokens": count,
+        "held_out_loss": held_out.loss,
+        "perplexity": math.exp(min(held_out.loss, 700.0)),
+        "bits_per_byte": held_out.bits,
+        "held_out_tokens": held_out.num_tokens,
+        "held_out_by_source": held_out.by_source,
         "samples": samples,
     }
     if subject.folder is not None:
@@ -139,25 +141,40 @@ def _of_folder(config: Config) -> _Subject:
     )  # fmt: skip
 
 
-def _held_out(model: WholeModel, subject: _Subject) -> tuple[float, float, int]:
-    """Nats per token, bits per byte of text, and the number of tokens.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _HeldOut:
+    """``loss`` in nats per token; ``bits`` per byte of the text that the predicted tokens stand
+    for: ends of texts are predicted, and are none. ``by_source``: the loss of each."""
 
-    The bytes are those the predicted tokens stand for; ends of texts are predicted, and are none.
-    """
+    loss: float
+    bits: float
+    num_tokens: int
+    by_source: dict[str, float]
+
+
+def _held_out(model: WholeModel, subject: _Subject) -> _HeldOut:
     train = subject.config.train
     stream = TokenStream(
         subject.tokens, subject.tokens.held_out, sequence_length=train.sequence_length
     )
-    sequences = held_out_sequences(
-        eval_samples=train.eval_samples, num_sequences=stream.num_sequences
-    )
-    loss = mean_loss(model, stream.read, sequences)
+    sequences = held_out_sequences(eval_samples=train.eval_samples, blend=stream.blend)
+    source = np.searchsorted(stream.blend.starts, sequences, side="right") - 1
+    by_source = {
+        name: mean_loss(model, stream.read, sequences[source == index])
+        for index, name in enumerate(stream.sources)
+    }
+    counts = np.bincount(source)
+    loss = math.fsum(by_source[name] * n for name, n in zip(stream.sources, counts, strict=True))
+    loss /= len(sequences)
     count = len(sequences) * train.sequence_length
     num_bytes = sum(
         len(subject.words.decode(stream.read(np.array([sequence]))[0, 1:]))
         for sequence in sequences
     )
-    return loss, loss * count / (math.log(2) * max(num_bytes, 1)), count
+    return _HeldOut(
+        loss=loss, bits=loss * count / (math.log(2) * max(num_bytes, 1)), num_tokens=count,
+        by_source=by_source,
+    )  # fmt: skip
 
 
 def _samples(model: WholeModel, subject: _Subject, config: Config) -> list[dict[str, Any]]:
@@ -183,6 +200,9 @@ def _show(document: dict[str, Any], console: Console) -> None:
         f"({document['held_out_tokens']:,} tokens)",
         soft_wrap=True, markup=False,
     )  # fmt: skip
+    if len(document["held_out_by_source"]) > 1:
+        for name, loss in document["held_out_by_source"].items():
+            console.print(f"  {name}: {loss:.4f}", markup=False)
     for sample in document["samples"]:
         console.print(f"\n--- {sample['prompt']!r}", style="bold", markup=False)
         console.print(sample["text"], soft_wrap=True, markup=False)

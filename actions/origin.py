@@ -137,9 +137,10 @@ def _differences(there: ModelSpec, here: ModelSpec) -> list[str]:
 
 
 def tokens_digest(tokens: Manifest) -> str:
-    """Of all tokens, in order."""
+    """Of all tokens, in order, and of how a mixture reads them."""
     shards = [f"{shard.num_tokens} {shard.xxh3}" for shard in (*tokens.train, *tokens.held_out)]
-    return xxhash.xxh3_64_hexdigest("\n".join(shards).encode())
+    shares = [f"{part.name} {part.share}" for part in tokens.parts]
+    return xxhash.xxh3_64_hexdigest("\n".join([*shards, *shares]).encode())
 
 
 def _write_all(folder: Path, files: dict[str, bytes]) -> None:

@@ -134,6 +134,7 @@ class _Training:
             ),
             config_digest=config_digest(config),
             command=self.console.command,
+            sources=self.beginning.sources,
         )
         events.write("plan_chosen", **foretold(plan, chosen.estimate, asked, priced=True))
 

@@ -10,12 +10,18 @@ Standard library only, apart from the model's enumerations, which are too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_type_hints
 
 from sailor.models.spec import Activation, Family, Norm, Positions
+
+MIXTURE = "data.mixture"
+"""The key below which the user names sources."""
+SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+"""What a source may be called: its files are named after it."""
 
 
 class Schedule(Enum):
@@ -141,15 +147,36 @@ class ModelConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class SourceConfig:
+    """One source of a mixture."""
+
+    name: str = "text"
+    """text, tokens, datasets or stdlib, as in DataConfig."""
+    path: str | None = None
+    """As in DataConfig."""
+    field: str = "text"
+    """As in DataConfig."""
+    split: str = "train"
+    """As in DataConfig."""
+    weight: float = 1.0
+    """How much is read of it, against the weights of the others, which need not add up to 1."""
+
+
+@dataclass(kw_only=True, slots=True)
 class DataConfig:
     """The text to train on."""
 
     name: str = "stdlib"
-    """"stdlib" is the Python standard library's own source; "text" and "tokens" read ``path``."""
+    """"stdlib" is the Python standard library's own source; "text", "tokens" and "datasets" (a
+    folder that Hugging Face datasets saved) read ``path``; "mixture" reads several of them."""
     path: str | None = None
     """A file or a folder, or what fsspec opens (s3://...); null for a corpus found by name."""
+    mixture: dict[str, SourceConfig] = field(default_factory=dict)
+    """mixture only: name -> source; data.mixture.NAME.path=PATH data.mixture.NAME.weight=2."""
     field: str = "text"
-    """Where JSON lines and parquet rows have their text."""
+    """Where JSON lines, parquet rows and datasets have their text."""
+    split: str = "train"
+    """datasets only: which of its parts."""
     megatron: str | None = None
     """prepare only: write Megatron's NAME_train.bin and .idx as well, and NAME_held_out's."""
     cache: str | None = None

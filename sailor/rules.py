@@ -6,11 +6,14 @@ needs more than the configuration (does it fit? is there text at the path?) is a
 
 from __future__ import annotations
 
+import difflib
+import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sailor.config import Config, flatten
+from sailor.config import SOURCE_NAME, Config, flatten
 from sailor.units import parse_bytes, parse_count, parse_seconds
 
 
@@ -221,11 +224,58 @@ def _data(config: Config) -> Iterator[Problem]:
             key="data.path", what=f"data={name} needs a file or folder",
             fix=f"data.path=PATH/TO/{name.upper()}",
         )  # fmt: skip
+    if config.data.name == "datasets" and not config.data.path:
+        yield Problem(
+            key="data.path", what="data=datasets needs a folder that save_to_disk wrote",
+            fix="data.path=PATH/TO/FOLDER",
+        )  # fmt: skip
+    yield from _mixture(config)
     if config.tokenizer.name == "file" and not config.tokenizer.path:
         yield Problem(
             key="tokenizer.path", what="tokenizer=file needs a file",
             fix="tokenizer.path=PATH/TO/tokenizer.json",
         )  # fmt: skip
+
+
+def _mixture(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.name != "mixture":
+        if data.mixture:
+            yield Problem(
+                key="data.mixture", fix="data=mixture",
+                what=f"sources are named ({', '.join(data.mixture)}), but data is {data.name}",
+            )  # fmt: skip
+        return
+    if not data.mixture:
+        yield Problem(
+            key="data.mixture", what="data=mixture names no source",
+            fix="data.mixture.web.path=PATH data.mixture.web.weight=3 "
+            "data.mixture.code.name=stdlib data.mixture.code.weight=1",
+        )  # fmt: skip
+    for name, source in data.mixture.items():
+        key = f"data.mixture.{name}"
+        if not SOURCE_NAME.fullmatch(name):
+            better = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "web"
+            yield Problem(
+                key=key, what=f"{name!r} cannot name a file", fix=f"data.mixture.{better}.path=PATH"
+            )
+        if not 0 < source.weight < math.inf:
+            words = "is no number" if source.weight != source.weight else "must be above zero"
+            fix = f"~{key}   reads nothing of it" if source.weight == 0 else f"{key}.weight=1.0"
+            if -math.inf < source.weight < 0:
+                fix = f"{key}.weight={-source.weight:g}"
+            yield Problem(key=f"{key}.weight", what=f"{source.weight:g} {words}", fix=fix)
+        if source.name not in _KINDS:
+            ranked = difflib.get_close_matches(source.name, _KINDS, n=1, cutoff=0.0)
+            yield Problem(
+                key=f"{key}.name", what=f"{source.name!r} is none of {', '.join(_KINDS)}",
+                fix=f"{key}.name={ranked[0] if ranked else 'text'}",
+            )  # fmt: skip
+        elif source.name != "stdlib" and not source.path:
+            yield Problem(key=f"{key}.path", what="needs a path", fix=f"{key}.path=PATH")
+
+
+_KINDS = ("stdlib", "text", "tokens", "datasets")
 
 
 def _faults(config: Config) -> Iterator[Problem]:

@@ -22,7 +22,8 @@ CONF = ROOT / "conf"
 GROUP_FILES = sorted(path for path in CONF.glob("*/*.yaml"))
 # Options that name a file or folder of the user's own.
 NEEDS = {
-    "data/text": ["data.path=here"], "faults/file": ["faults.path=here.yaml"],
+    "data/text": ["data.path=here"], "data/datasets": ["data.path=here"],
+    "data/mixture": ["data.mixture.web.path=here"], "faults/file": ["faults.path=here.yaml"],
     "tokenizer/file": ["tokenizer.path=here.json"],
 }  # fmt: skip
 # Read from a folder of the user's own: tests/actions/test_paths.py.
@@ -165,4 +166,5 @@ def test_model_config_has_the_fields_of_a_model_spec():
 def test_a_configuration_survives_yaml():
     config = a_config("train.tokens=1M", "optim.epsilon=1e-8")
     assert flatten(yaml.safe_load(yaml.safe_dump(sailor.config.plain(config)))) == flatten(config)
-    assert set(flatten(config)) == set(keys(Config))
+    # Below data.mixture are the names that a user gives to sources, and here are none.
+    assert set(flatten(config)) == set(keys(Config)) - {sailor.config.MIXTURE}

@@ -182,7 +182,7 @@ def _json_lines(lines: Iterator[bytes], field: str, skipped: Skipped) -> Iterato
         except (msgspec.DecodeError, UnicodeDecodeError):
             skipped["not a JSON object"] += 1
             continue
-        if (document := _document(text, field, skipped)) is not None:
+        if (document := document_of(text, field, skipped)) is not None:
             yield document
 
 
@@ -197,11 +197,11 @@ def _parquet(stream: IO[bytes], field: str, skipped: Skipped) -> Iterator[bytes]
         return
     for batch in file.iter_batches(batch_size=256, columns=[field]):
         for text in batch.column(0).to_pylist():
-            if (document := _document(text, field, skipped)) is not None:
+            if (document := document_of(text, field, skipped)) is not None:
                 yield document
 
 
-def _document(text: Any, field: str, skipped: Skipped) -> bytes | None:
+def document_of(text: Any, field: str, skipped: Skipped) -> bytes | None:
     """The document a value is, or None and a count."""
     if not isinstance(text, str):
         skipped[f"no field {field!r}"] += 1
@@ -225,8 +225,8 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def library(name: str) -> Any:
-    """An import that may be missing. Raises ConfigError E605."""
+def library(name: str, *, extra: str = "data") -> Any:
+    """An import that may be missing; ``extra`` brings it. Raises ConfigError E605."""
     import importlib
 
     try:
@@ -234,5 +234,5 @@ def library(name: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"the library {error.name} is not installed", code="E605", where="data.path",
-            why="files of that kind are read with it", fix="pip install -e '.[data]'",
+            why="files of that kind are read with it", fix=f"pip install -e '.[{extra}]'",
         ) from error  # fmt: skip

@@ -1,6 +1,7 @@
 """Which sequences step s reads: a pure function of (seed, step), whoever trains. No torch.
 
-The run walks through the sequences in a shuffled order, another one each epoch. The order is never
+The run walks through the sequences in a shuffled order, another one each epoch; of a mixture,
+through those of each source, as often as the source's share has it (blend.py). The order is never
 stored: a permutation of 0..n-1 is computed number by number, so any range of it costs its length.
 Resuming needs the step alone.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from sailor.data.blend import Blend, whole
+
 _ROUNDS = 6
 _U64 = np.uint64
 
@@ -18,17 +21,47 @@ def sequences_of_step(
     step: int, *, seed: int, num_sequences: int, global_batch_size: int, offset: int, count: int
 ) -> npt.NDArray[np.int64]:
     """Sequence numbers of samples [offset, offset + count) of step ``step`` (the first is 1)."""
+    return blended_sequences_of_step(
+        step, seed=seed, blend=whole(num_sequences), global_batch_size=global_batch_size,
+        offset=offset, count=count,
+    )  # fmt: skip
+
+
+def blended_sequences_of_step(
+    step: int, *, seed: int, blend: Blend, global_batch_size: int, offset: int, count: int
+) -> npt.NDArray[np.int64]:
+    """The same of a mixture. Of each source, all sequences are read once before one is again."""
     if step < 1 or offset < 0 or offset + count > global_batch_size:
         raise ValueError(f"step {step}, samples [{offset}, {offset + count}) of a batch of "
                          f"{global_batch_size}")  # fmt: skip
     first = (step - 1) * global_batch_size + offset
-    positions = np.arange(first, first + count, dtype=np.int64)
+    samples = np.arange(first, first + count, dtype=np.int64)
     out = np.empty(count, dtype=np.int64)
-    for epoch in range(first // num_sequences, (first + count - 1) // num_sequences + 1):
-        here = positions // num_sequences == epoch
-        out[here] = permute(
-            positions[here] % num_sequences, size=num_sequences, key=_mix_int(seed, epoch)
-        )
+    left = np.arange(count)  # of ``out``; ``samples`` are their numbers among what is left over
+    rest = sum(blend.shares)
+    for start, size, share, key in zip(
+        blend.starts, blend.counts, blend.shares, blend.keys, strict=True
+    ):
+        before = _given(samples, share, rest)  # of this source, of the samples before each
+        mine = _given(samples + 1, share, rest) > before
+        source_seed = seed if key is None else _mix_int(seed, key)
+        out[left[mine]] = start + _in_order(before[mine], seed=source_seed, size=size)
+        left, samples, rest = left[~mine], (samples - before)[~mine], rest - share
+    return out
+
+
+def _given(samples: npt.NDArray[np.int64], share: int, rest: int) -> npt.NDArray[np.int64]:
+    """samples * share // rest, in 64 bits: as blend.given has it."""
+    return samples // rest * share + samples % rest * share // rest
+
+
+def _in_order(turns: npt.NDArray[np.int64], *, seed: int, size: int) -> npt.NDArray[np.int64]:
+    """The sequences that a source's ``turns``, ascending from 0, are: shuffled anew each epoch."""
+    out = np.empty(len(turns), dtype=np.int64)
+    if len(turns):
+        for epoch in range(int(turns[0]) // size, int(turns[-1]) // size + 1):
+            here = turns // size == epoch
+            out[here] = permute(turns[here] % size, size=size, key=_mix_int(seed, epoch))
     return out
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import xxhash
 
-from sailor.data.corpus import PIECE_BYTES, Corpus
+from sailor.data.corpus import PIECE_BYTES, Range
 from sailor.data.documents import Skipped
 from sailor.data.shards import Tokens
 from sailor.data.tokenizer import Tokenizer
@@ -44,11 +44,34 @@ class Source(Protocol):
         ...
 
 
+class Texts(Protocol):
+    """Text that comes in documents, and in pieces to be read side by side: a Corpus is one."""
+
+    @property
+    def name(self) -> str:
+        """For people and logs."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Changes when what is read changes."""
+        ...
+
+    def pieces(self, *, most_bytes: int = ...) -> tuple[tuple[Range, ...], ...]:
+        """All of it, in portions of about so many bytes."""
+        ...
+
+    def documents(
+        self, piece: tuple[Range, ...] | None = None, *, skipped: Skipped | None = None
+    ) -> Iterator[bytes]:
+        """The documents of a piece, or of all; what is none is counted in ``skipped``."""
+        ...
+
+
 class TextSource:
-    """A corpus, read by a tokenizer."""
+    """A text, read by a tokenizer."""
 
     def __init__(
-        self, corpus: Corpus, tokenizer: Tokenizer, *, piece_bytes: int = PIECE_BYTES
+        self, corpus: Texts, tokenizer: Tokenizer, *, piece_bytes: int = PIECE_BYTES
     ) -> None:
         self.name = corpus.name
         self.tokenizer = tokenizer.name
@@ -77,7 +100,7 @@ def is_held_out(hash_: int) -> bool:
     return hash_ % _HELD_OUT_ONE_IN == 0
 
 
-def training_texts(corpus: Corpus) -> Iterator[bytes]:
+def training_texts(corpus: Texts) -> Iterator[bytes]:
     """The documents that are trained on, as prepare() will divide them."""
     hashes = [xxhash.xxh3_64_intdigest(document) for document in corpus.documents()]
     least = least_hash(hashes)

@@ -14,11 +14,30 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from sailor.data.blend import Blend, whole
 from sailor.data.shards import Shard
 from sailor.errors import DataError
 
 VERSION = 2
 MANIFEST = "manifest.json"
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One source of a mixture. ``share``: so many of blend.PARTS samples are of it."""
+
+    name: str
+    share: int
+    corpus: str
+    fingerprint: str
+    num_documents: int
+    skipped: dict[str, int] = {}
+    train: tuple[Shard, ...]
+    held_out: tuple[Shard, ...]
+
+    @property
+    def key(self) -> int:
+        """What its order is drawn from, besides the seed: other sources have no say in it."""
+        return xxhash.xxh3_64_intdigest(self.name.encode())
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +54,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Reason -> documents that were left out."""
     train: tuple[Shard, ...]
     held_out: tuple[Shard, ...]
+    parts: tuple[Part, ...] = ()
+    """The sources of a mixture, whose shards stand above one source after the other; else empty."""
     path: str = ""
 
     @property
@@ -83,7 +104,8 @@ class TokenStream:
     """Sequences of ``sequence_length`` tokens and their successors, by number.
 
     Sequences do not overlap (but for the one token that is a target here and an input there) and
-    do not cross shards. ``num_sequences`` is fixed by the files and the length.
+    do not cross shards. ``num_sequences`` is fixed by the files and the length; ``blend`` says
+    which of them are of which of the ``sources``, and how often each is read.
     """
 
     def __init__(
@@ -101,8 +123,9 @@ class TokenStream:
             raise DataError(
                 f"not one sequence of {sequence_length} tokens", code="E504", where=manifest.path,
                 why=f"the stream has {sum(map(len, self._shards))} tokens",
-                fix="point data.path at more text or shorten data.sequence_length",
+                fix="point data.path at more text or shorten train.sequence_length",
             )  # fmt: skip
+        self.sources, self.blend = _blend(manifest, shards, counts)
 
     def read(self, sequences: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of some sequences, [len(sequences), sequence_length + 1]."""
@@ -112,3 +135,41 @@ class TokenStream:
             start = int(sequence - self._starts[shard]) * self.sequence_length
             out[row] = self._shards[shard][start : start + self.sequence_length + 1]
         return out
+
+
+def check_streams(manifest: Manifest, *, sequence_length: int) -> None:
+    """Whether there is something to read on both sides, and of every source of a mixture.
+
+    Raises DataError E504.
+    """
+    for shards in (manifest.train, manifest.held_out):
+        TokenStream(manifest, shards, sequence_length=sequence_length)
+    for part in manifest.parts:
+        if not any(shard.num_tokens > sequence_length for shard in part.train):
+            raise DataError(
+                f"not one sequence of {sequence_length} tokens in {part.name}", code="E504",
+                where=f"data.mixture.{part.name}",
+                why="its longest file of tokens has "
+                f"{max(shard.num_tokens for shard in part.train):,}",
+                fix=f"more text for data.mixture.{part.name}.path   or   "
+                f"~data.mixture.{part.name}   or   a shorter train.sequence_length",
+            )  # fmt: skip
+
+
+def _blend(
+    manifest: Manifest, shards: Sequence[Shard], counts: Sequence[int]
+) -> tuple[tuple[str, ...], Blend]:
+    """Names and blend of a stream of these shards, of so many sequences each. A source that has
+    none is left out."""
+    if not manifest.parts:
+        return (manifest.corpus,), whole(sum(counts))
+    of = {shard.file: part for part in manifest.parts for shard in part.train + part.held_out}
+    sequences = dict.fromkeys((part.name for part in manifest.parts), 0)
+    for shard, count in zip(shards, counts, strict=True):
+        sequences[of[shard.file].name] += count
+    there = [part for part in manifest.parts if sequences[part.name]]
+    blend = Blend(
+        counts=tuple(sequences[part.name] for part in there),
+        shares=tuple(part.share for part in there), keys=tuple(part.key for part in there),
+    )  # fmt: skip
+    return tuple(part.name for part in there), blend

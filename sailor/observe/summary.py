@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from sailor.data.blend import given
 from sailor.observe.events import Event
 from sailor.observe.history import PausePoint, RunHistory, replay
 from sailor.observe.ledger import NodeLife
@@ -39,6 +40,7 @@ def summarise(events: Iterable[Event] | RunHistory) -> dict[str, Any]:
         "steps": figures.steps,
         "total_steps": history.start("total_steps"),
         "tokens": figures.tokens,
+        "sources": _sources(history),
         "loss_first": figures.loss_first,
         "loss_last": figures.loss_last,
         "eval_loss": figures.eval_last,
@@ -110,6 +112,24 @@ def summarise(events: Iterable[Event] | RunHistory) -> dict[str, Any]:
         "command": history.start("command"),
         "missing_events": history.missing_events,
     }  # fmt: skip
+
+
+def _sources(history: RunHistory) -> list[dict[str, Any]]:
+    """What each source of the text has given by the last kept step."""
+    told = history.start("sources") or []
+    samples = max(history.kept, default=0) * (history.start("global_batch_size") or 0)
+    length = history.start("sequence_length") or 0
+    counts = given(samples, [source["share"] for source in told])
+    return [
+        {
+            "name": source["name"],
+            "share": _round(source["share"] / sum(other["share"] for other in told)),
+            "samples": count,
+            "tokens": count * length,
+            "epochs": _round(count / source["sequences"]),
+        }
+        for source, count in zip(told, counts, strict=True)
+    ]
 
 
 def write_summary(path: Path | str, summary: dict[str, Any]) -> None:

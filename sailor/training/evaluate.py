@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sailor.data.blend import Blend, given
 from sailor.plan import Plan
 
 
@@ -32,16 +33,24 @@ class Evaluation:
         )
 
 
-def evaluation(plan: Plan, *, eval_samples: int, num_sequences: int) -> Evaluation:
+def evaluation(plan: Plan, *, eval_samples: int, blend: Blend) -> Evaluation:
     """``eval_samples`` sequences spread evenly over the held-out ones, or all if they are fewer."""
-    chosen = held_out_sequences(eval_samples=eval_samples, num_sequences=num_sequences)
+    chosen = held_out_sequences(eval_samples=eval_samples, blend=blend)
     num_samples = len(chosen)
     size = min(replica.microbatch_size for replica in plan.replicas)
     filled = np.resize(chosen, -(-num_samples // size) * size)
     return Evaluation(sequences=filled.reshape(-1, size), num_samples=num_samples)
 
 
-def held_out_sequences(*, eval_samples: int, num_sequences: int) -> npt.NDArray[np.int64]:
-    """``eval_samples`` of the held-out sequences, spread evenly, or all if they are fewer."""
-    num_samples = max(1, min(eval_samples, num_sequences))
-    return np.arange(num_samples, dtype=np.int64) * num_sequences // num_samples
+def held_out_sequences(*, eval_samples: int, blend: Blend) -> npt.NDArray[np.int64]:
+    """``eval_samples`` of the held-out sequences, spread evenly, or all if they are fewer.
+
+    Of a mixture each source is asked for its share, at least one, and gives all it has if it has
+    fewer.
+    """
+    asked = given(eval_samples, blend.shares)
+    chosen = []
+    for start, count, wish in zip(blend.starts, blend.counts, asked, strict=True):
+        number = max(1, min(wish, count))
+        chosen.append(start + np.arange(number, dtype=np.int64) * count // number)
+    return np.concatenate(chosen)

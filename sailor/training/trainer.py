@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sailor.data.sampler import sequences_of_step
+from sailor.data.sampler import blended_sequences_of_step
 from sailor.data.tokens import TokenStream, load_manifest
 from sailor.models.stage import StageModule
 from sailor.parallel.boxes import Box
@@ -182,7 +182,7 @@ class Trainer:
         )
         self._evaluation = evaluation(
             plan, eval_samples=settings.eval_samples,
-            num_sequences=self._held_out.num_sequences,
+            blend=self._held_out.blend,
         )  # fmt: skip
         self._counted = self._boxes_counted_here()
         self._counted_at = torch.tensor(
@@ -404,8 +404,8 @@ class Trainer:
             replica, count = self._replica, self._replica.num_microbatches
             if not (self._pipeline.first or self._pipeline.last):
                 return [Microbatch(inputs=None, targets=None)] * count
-            sequences = sequences_of_step(
-                step, seed=self.settings.seed, num_sequences=self._train.num_sequences,
+            sequences = blended_sequences_of_step(
+                step, seed=self.settings.seed, blend=self._train.blend,
                 global_batch_size=self.settings.global_batch_size,
                 offset=self.layout.sample_offset(self.layout.coordinates[self.rank].replica),
                 count=replica.num_samples,

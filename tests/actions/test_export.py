@@ -50,9 +50,7 @@ def held_out(said):
     config = a_config(*said)
     manifest = load_manifest(Path(read_tokens(Path(config.runs_dir) / "it").path))
     stream = TokenStream(manifest, manifest.held_out, sequence_length=config.train.sequence_length)
-    chosen = held_out_sequences(
-        eval_samples=config.train.eval_samples, num_sequences=stream.num_sequences
-    )
+    chosen = held_out_sequences(eval_samples=config.train.eval_samples, blend=stream.blend)
     return torch.from_numpy(stream.read(chosen))
 
 

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from actions.begin import begin
 from actions.console import Console
 from actions.origin import read_tokens
-from actions.prepare import prepare_tokens, tokenizer_of
+from actions.prepare import prepare_tokens
+from actions.sources import tokenizer_of
 from sailor.data.tokenizer import ByteTokenizer, open_tokenizer, train_tokenizer
 from sailor.errors import DataError
 from tests.helpers.compose import a_config

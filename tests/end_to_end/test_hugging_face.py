@@ -43,7 +43,7 @@ def held_out_loss(folder: Path, run: Path) -> float:
     """What transformers says of the model in a folder, on the sequences a run holds out."""
     manifest = load_manifest(Path(read_tokens(run).path))
     stream = TokenStream(manifest, manifest.held_out, sequence_length=LENGTH)
-    chosen = held_out_sequences(eval_samples=SAMPLES, num_sequences=stream.num_sequences)
+    chosen = held_out_sequences(eval_samples=SAMPLES, blend=stream.blend)
     tokens = torch.from_numpy(stream.read(chosen))
     with torch.no_grad():
         logits = loaded(folder)(tokens[:, :-1]).logits

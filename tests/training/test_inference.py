@@ -38,7 +38,7 @@ def test_the_loss_is_the_one_training_finds(crew, tokens, spec):
     trained = crew.train(layout, settings, steps=range(1, 1), evaluate=True)
     manifest = load_manifest(tokens)
     stream = TokenStream(manifest, manifest.held_out, sequence_length=LENGTH)
-    chosen = held_out_sequences(eval_samples=5, num_sequences=stream.num_sequences)
+    chosen = held_out_sequences(eval_samples=5, blend=stream.blend)
     ours = mean_loss(a_whole_model(spec, seed=settings.seed), stream.read, chosen)
     # The same fp32 numbers, summed over other batches.
     assert ours == pytest.approx(trained.eval_losses[0], rel=1e-6)
