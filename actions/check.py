@@ -2,7 +2,7 @@
 
     python run.py action=check cloud=gcp              what is missing, with a command for each
     python run.py action=check run.name=NAME          a run's newest checkpoint, byte for byte
-    python run.py action=check checkpoint.path=PATH   that checkpoint
+    python run.py action=check checkpoint=PATH        that checkpoint, also an address of a store
 
 Reads only.
 """
@@ -27,7 +27,8 @@ def run(config: Config, console: Console) -> int:
 
 def check_checkpoint(config: Config, console: Console) -> int:
     """Check checkpoint.path, or the newest of the run. Raises DataError E516 (exit 5)."""
-    path = checkpoint_path(config) or target(config).checkpoint
+    named = checkpoint_path(config)
+    path = target(config).checkpoint if named is None else named
     check_whole(path)
     try:
         manifest = read_manifest(path)

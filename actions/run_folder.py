@@ -27,7 +27,8 @@ from sailor.errors import ConfigError
 # never what is computed. A key or the start of one.
 FREE_KEYS = (
     "action", "output", "runs_dir", "run", "ui", "tracker", "budget", "runtime", "simulate",
-    "data.cache", "planner.patience", "checkpoint.keep", "checkpoint.compare_every", "cloud.live",
+    "data.cache", "planner.patience", "checkpoint.keep", "checkpoint.keep_every",
+    "checkpoint.compare_every", "cloud.live",
     "cloud.replace", "cloud.trace", "cloud.cluster", "cloud.shared_files", "cloud.python",
     "cloud.nodes_per_cluster", "cloud.launches", "cloud.join", "cloud.idle",
     "checkpoint.path", "export", "eval", "cloud.isolated", "migrate", "cloud.standbys",

@@ -11,7 +11,7 @@ import yaml
 from actions import domain
 from actions.run_folder import run_name
 from sailor.checkpoint.files import Folder, copy_here, place
-from sailor.checkpoint.store import newest, verify
+from sailor.checkpoint.store import newest, problems_of
 from sailor.config import Config
 from sailor.errors import ConfigError, DataError
 from sailor.models.spec import ModelSpec
@@ -39,12 +39,12 @@ def target(config: Config) -> Target:
     Raises ConfigError E608 when there is no such run, E603 when its configuration cannot be read,
     and DataError E516 when it has no checkpoint.
     """
-    path = checkpoint_path(config)
+    named = checkpoint_path(config)
     folder = Path(config.runs_dir).expanduser() / run_name(config)
-    if path is not None and (path.parent.parent / "config.yaml").exists():
-        folder = path.parent.parent
+    if isinstance(named, Path) and (named.parent.parent / "config.yaml").exists():
+        folder = named.parent.parent
     saved = saved_config(folder)
-    if path is None:
+    if named is None:
         address = saved.checkpoint.directory or str(folder / "checkpoints")
         try:
             found = newest(place(address))
@@ -59,7 +59,8 @@ def target(config: Config) -> Target:
                 why="one is written every checkpoint.persist_every steps, and at the end",
                 fix=f"python run.py action=status run.name={folder.name}   shows how far it is",
             )  # fmt: skip
-        path = _brought_here(found.path, folder)
+        named = found.path
+    path = _brought_here(named, folder)
     return Target(
         run=folder.name, folder=folder, config=saved, checkpoint=path, step=_step(path)
     )  # fmt: skip
@@ -78,23 +79,31 @@ def _brought_here(found: Folder, folder: Path) -> Path:
         ) from error  # fmt: skip
 
 
-def checkpoint_path(config: Config) -> Path | None:
-    """checkpoint.path, when it is said."""
+def checkpoint_path(config: Config) -> Folder | None:
+    """checkpoint.path, when it is said. Raises DataError E516 for a store that cannot be asked."""
     said = config.checkpoint.path
-    return None if said is None else Path(said).expanduser().absolute()
+    if said is None:
+        return None
+    try:
+        found = place(said)
+    except OSError as error:
+        raise damaged(said, str(error)) from error
+    return found.absolute() if isinstance(found, Path) else found
 
 
-def check_whole(checkpoint: Path) -> None:
+def check_whole(checkpoint: Folder) -> None:
     """Read a checkpoint from end to end. Raises DataError E516 unless every byte is as written."""
-    problems = verify(checkpoint.parent, _step(checkpoint))
+    _step(checkpoint)
+    problems = problems_of(checkpoint)
     if problems:
         raise damaged(checkpoint, "\n".join(problems))
 
 
-def damaged(checkpoint: Path, why: str) -> DataError:
+def damaged(checkpoint: Folder | str, why: str) -> DataError:
     """E516 for a checkpoint that is not what was written."""
+    name = str(checkpoint).rstrip("/").rpartition("/")[2]
     return DataError(
-        f"the checkpoint {checkpoint.name} cannot be used", code="E516", where=str(checkpoint),
+        f"the checkpoint {name} cannot be used", code="E516", where=str(checkpoint),
         why=why, fix="checkpoint=PATH of another step; action=check checkpoint=PATH looks at one",
     )  # fmt: skip
 
@@ -118,7 +127,7 @@ def saved_config(folder: Path) -> Config:
         ) from error  # fmt: skip
 
 
-def _step(path: Path) -> int:
+def _step(path: Folder) -> int:
     """Raises DataError E516 for a path that is no checkpoint's."""
     number = path.name.removeprefix("step-")
     if number == path.name or not number.isdigit():

@@ -162,6 +162,7 @@ class _Training:
             reconnect_s=parse_seconds(config.runtime.reconnect),
             silence_s=parse_seconds(config.runtime.silence),
             keep=config.checkpoint.keep,
+            keep_every=config.checkpoint.keep_every,
             losses={
                 event["step"]: math.nan if event.get("skipped") else event["loss"]
                 for event in past

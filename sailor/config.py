@@ -427,11 +427,13 @@ class CheckpointConfig:
     """Steps between durable checkpoints; 0 writes one at the end only."""
     keep: int = 2
     """Durable checkpoints kept; older ones are removed once a newer one is complete."""
+    keep_every: int = 0
+    """The first at or after every so many steps is kept for good as well; 0 keeps none for good."""
     directory: str | None = None
     """Folder or fsspec address; null is ``checkpoints`` in the run folder."""
     path: str | None = None
-    """One step's folder, for export, eval and check; checkpoint=PATH sets it. null is the newest
-    of the run."""
+    """One step's folder or fsspec address, for export, eval and check; checkpoint=PATH sets it.
+    null is the newest of the run."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -70,6 +70,7 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "runtime.port": (0, 65535), "runtime.max_restarts": (1, None),
     "checkpoint.snapshot_every": (0, None), "checkpoint.compare_every": (0, None),
     "checkpoint.persist_every": (0, None), "checkpoint.keep": (1, None),
+    "checkpoint.keep_every": (0, None),
     "simulate.machines": (1, 100_000), "simulate.futures": (1, 1_000_000),
     "simulate.hazard_factor": (0, None), "simulate.price_factor": (0, None),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,9 +153,10 @@ def _write(sink: Sink, data: memoryview, total: xxhash.xxh3_64) -> None:
 
 
 def complete(
-    directory: Folder, step: int, parts: Sequence[Persisted], *, settings: RunSettings, keep: int
-) -> int:
-    """Make the reported files a checkpoint, then remove all but the newest ``keep``. Its bytes.
+    directory: Folder, step: int, parts: Sequence[Persisted], *, settings: RunSettings, keep: int,
+    keep_every: int = 0,
+) -> int:  # fmt: skip
+    """Make the reported files a checkpoint, then remove all but those ``kept``. Its bytes.
 
     Raises CheckpointFailed when a box of the model is missing or a file is not there; nothing is
     removed then. Where two files have a box, the one of the later generation counts.
@@ -203,18 +205,30 @@ def complete(
             f"cannot complete the checkpoint of step {step}", where=str(folder), why=str(error)
         ) from error
     try:
-        _prune(directory, keep=keep, newest_complete=step)
+        _prune(directory, kept(steps(directory), keep=keep, every=keep_every), before=step)
     except OSError as error:  # the new one is complete; the old ones go with the next
         log.warning("old checkpoints are still there: %s", error)
     return sum(file.num_bytes for file in stored.values())
 
 
-def _prune(directory: Folder, *, keep: int, newest_complete: int) -> None:
-    """Keep the newest complete ones; what is older than those and incomplete will never be one."""
-    kept = set(steps(directory)[-max(keep, 1) :])
+def kept(complete_steps: Sequence[int], *, keep: int, every: int) -> frozenset[int]:
+    """Which of the complete checkpoints stay: the newest ``keep``, and for good the first at or
+    after every multiple of ``every`` steps (0: none for good)."""
+    ascending = sorted(complete_steps)
+    stay = set(ascending[-max(keep, 1) :])
+    if every > 0:
+        first: dict[int, int] = {}
+        for step in ascending:
+            first.setdefault(step // every, step)
+        stay |= {step for multiple, step in first.items() if multiple > 0}
+    return frozenset(stay)
+
+
+def _prune(directory: Folder, stay: Container[int], *, before: int) -> None:
+    """Remove the others older than step ``before``: what is incomplete there never will be one."""
     for folder in files.children(directory):
         step = _step_of(folder)
-        if step is None or step in kept or step >= newest_complete:
+        if step is None or step in stay or step >= before:
             continue
         with contextlib.suppress(OSError):  # the marker first: never half a checkpoint with one
             files.remove(folder / COMPLETE)
@@ -308,8 +322,34 @@ class Reader:
         }
         self._headers: dict[str, _Header] = {}
 
+    def rows(self, kind: str, box: str, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop) of a box along its first axis, of one kind; not checked against the
+        digest, which is of the whole box. Raises CorruptSnapshot when they cannot be read.
+        """
+        path, header = self._at(box)
+        shape, offset = header.at[box]
+        data = np.empty((stop - start, *shape[1:]), dtype=np.float32)
+        row_bytes = 4 * math.prod(shape[1:])
+        offset += KINDS.index(kind) * 4 * math.prod(shape) + start * row_bytes
+        raw = _range(path, offset, data.nbytes, box=box)
+        if len(raw) != data.nbytes:
+            raise CorruptSnapshot(f"the file ends within {box}", where=str(path))
+        data.data.cast("B")[:] = raw
+        return data
+
     def read(self, box: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Weight, moment1 and moment2 of a box. Raises CorruptSnapshot."""
+        path, header = self._at(box)
+        shape, offset = header.at[box]
+        data = np.empty((len(KINDS), *shape), dtype=np.float32)
+        raw = _range(path, offset, data.nbytes, box=box)
+        if len(raw) != data.nbytes or digest(memoryview(raw)) != header.boxes[box]:
+            raise CorruptSnapshot(f"box {box} has other bytes than were written", where=str(path))
+        data.data.cast("B")[:] = raw
+        return data[0], data[1], data[2]
+
+    def _at(self, box: str) -> tuple[Folder, _Header]:
+        """The file that has a box, and its header. Raises CorruptSnapshot."""
         name = self._file_of.get(box)
         if name is None:
             raise CorruptSnapshot(f"box {box} is in no file", where=str(self._folder))
@@ -319,16 +359,14 @@ class Reader:
             header = self._headers[name] = _read_header(path)
         if box not in header.at:
             raise CorruptSnapshot(f"box {box} is not in its file", where=str(path))
-        shape, offset = header.at[box]
-        data = np.empty((len(KINDS), *shape), dtype=np.float32)
-        try:
-            raw = files.read_range(path, offset, data.nbytes)
-        except OSError as error:
-            raise CorruptSnapshot(f"cannot read {box}: {error}", where=str(path)) from error
-        if len(raw) != data.nbytes or digest(memoryview(raw)) != header.boxes[box]:
-            raise CorruptSnapshot(f"box {box} has other bytes than were written", where=str(path))
-        data.data.cast("B")[:] = raw
-        return data[0], data[1], data[2]
+        return path, header
+
+
+def _range(path: Folder, offset: int, length: int, *, box: str) -> bytes:
+    try:
+        return files.read_range(path, offset, length)
+    except OSError as error:
+        raise CorruptSnapshot(f"cannot read {box}: {error}", where=str(path)) from error
 
 
 def read_box(folder: Folder, box: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -338,7 +376,11 @@ def read_box(folder: Folder, box: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 def verify(directory: Folder, step: int) -> list[str]:
     """What is wrong with a checkpoint, file by file; empty when every byte is as written."""
-    folder = step_directory(directory, step)
+    return problems_of(step_directory(directory, step))
+
+
+def problems_of(folder: Folder) -> list[str]:
+    """The same of a step's folder."""
     try:
         manifest = read_manifest(folder)
     except CorruptSnapshot as error:

@@ -1,21 +1,20 @@
 """The weights of one durable checkpoint, some rows at a time: for export and evaluation. No torch.
 
-Puts boxes together again without holding more than is asked for: files are mapped, only the rows
-wanted are copied. Digests are checked by ``store.verify``, which reads a checkpoint once from end
-to end; here they are not looked at again.
+Puts boxes together again without holding more than is asked for: only the rows wanted are read, and
+files are not mapped, for a mapped file counts as memory of whoever looks at it. Digests are checked
+by ``store.verify``, which reads a checkpoint once from end to end; here they are not looked at
+again.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 
 from sailor.checkpoint.segment import CorruptSnapshot
-from sailor.checkpoint.store import read_manifest
+from sailor.checkpoint.store import Reader
 from sailor.models.spec import ModelSpec
 from sailor.parallel.boxes import KINDS, Box, cut
 
@@ -25,20 +24,17 @@ class CheckpointWeights:
 
     def __init__(self, folder: Path, *, spec: ModelSpec) -> None:
         """``folder`` is one step's. Raises CorruptSnapshot when it is none, or of another model."""
-        self._folder = folder
-        self.manifest = read_manifest(folder)
+        self._reader = Reader(folder)
+        self.manifest = self._reader.manifest
         self._boxes = {t.name: cut(t, pieces=self.manifest.pieces) for t in spec.tensors}
-        self._file_of = {
-            box: name for name, file in self.manifest.files.items() for box in file.boxes
-        }
+        there = {box for file in self.manifest.files.values() for box in file.boxes}
         wanted = {box.name for boxes in self._boxes.values() for box in boxes}
-        if wanted != set(self._file_of):
-            odd = min(wanted ^ set(self._file_of))
+        if wanted != there:
+            odd = min(wanted ^ there)
             raise CorruptSnapshot(
                 f"the checkpoint is not of a model like {spec.name}: {odd} is in one alone",
                 where=str(folder),
             )
-        self._open: dict[str, Any] = {}
 
     def rows(self, tensor: str, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Weights [start, stop) along the first axis of a tensor. Raises CorruptSnapshot."""
@@ -57,13 +53,4 @@ class CheckpointWeights:
         return overlaps[0] if len(overlaps) == 1 else np.concatenate(overlaps)
 
     def _slice(self, kind: str, box: Box, start: int, stop: int) -> npt.NDArray[np.float32]:
-        path = self._folder / self._file_of[box.name]
-        try:
-            if path.name not in self._open:
-                self._open[path.name] = safe_open(path, framework="np")
-            found: npt.NDArray[np.float32] = self._open[path.name].get_slice(f"{kind}/{box.name}")[
-                start:stop
-            ]
-        except (SafetensorError, OSError) as error:
-            raise CorruptSnapshot(f"cannot read {box.name}: {error}", where=str(path)) from error
-        return found
+        return self._reader.rows(kind, box.name, start, stop)

@@ -5,7 +5,9 @@ A source comes in pieces, which are worked on side by side and each written once
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Protocol
 
@@ -15,8 +17,10 @@ from sailor.data.corpus import PIECE_BYTES, Range
 from sailor.data.documents import Skipped
 from sailor.data.shards import Tokens
 from sailor.data.tokenizer import Tokenizer
+from sailor.data.tokenizer import Tokens as Encoded
 
-_BATCH_DOCUMENTS = 256  # encoded at once, on as many cores as the tokenizer uses
+_BATCH_DOCUMENTS = 128  # encoded at once, on as many cores as the tokenizer uses
+_AHEAD = 2  # batches encoded side by side
 _HELD_OUT_ONE_IN = 50  # documents
 
 Document = tuple[int, Tokens]
@@ -87,11 +91,18 @@ class TextSource:
         return self._corpus.fingerprint()
 
     def documents(self, piece: int, *, skipped: Skipped) -> Iterator[Document]:
-        """Batch by batch through the tokenizer."""
+        """Batch by batch through the tokenizer, which is a few batches ahead: cores that have done
+        their part of one go on with the next, and reading and writing happen meanwhile."""
         texts = self._corpus.documents(self._pieces[piece], skipped=skipped)
-        while batch := list(islice(texts, _BATCH_DOCUMENTS)):
-            encoded = self._tokenizer.encode(batch)
-            yield from zip(map(xxhash.xxh3_64_intdigest, batch), encoded, strict=True)
+        with ThreadPoolExecutor(_AHEAD, thread_name_prefix="encode") as threads:
+            under_way: deque[tuple[list[bytes], Future[list[Encoded]]]] = deque()
+            while (batch := list(islice(texts, _BATCH_DOCUMENTS))) or under_way:
+                if batch:
+                    under_way.append((batch, threads.submit(self._tokenizer.encode, batch)))
+                if len(under_way) > _AHEAD or not batch:
+                    done, encoded = under_way.popleft()
+                    hashes = map(xxhash.xxh3_64_intdigest, done)
+                    yield from zip(hashes, encoded.result(), strict=True)
 
 
 def is_held_out(hash_: int) -> bool:

@@ -74,7 +74,8 @@ class NotWorth(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControllerSettings:
-    """What one controller needs to know. Seconds; ``keep`` is the number of checkpoints kept."""
+    """What one controller needs to know. Seconds; ``keep`` and ``keep_every``: see
+    checkpoint.store.kept."""
 
     directory: Path  # the run folder
     run: m.RunSettings
@@ -88,6 +89,7 @@ class ControllerSettings:
     reconnect_s: float = 0.4
     silence_s: float = 5.0
     keep: int = 2
+    keep_every: int = 0
     losses: Mapping[int, float] = field(default_factory=dict)  # by step, of earlier starts
     recorded: frozenset[tuple[int, int]] = frozenset()  # (generation, step) in the log already
     stragglers: Rules | None = None  # where machines stand by; None never suspects any
@@ -130,7 +132,10 @@ class Controller:
         self._clock = clock or WallClock()
         self._queue: asyncio.Queue[s.Event] = asyncio.Queue()
         self._store = KeyStore()
-        self._durable = Durable(settings.run, keep=settings.keep, events=events, clock=self._clock)
+        self._durable = Durable(
+            settings.run, keep=settings.keep, keep_every=settings.keep_every, events=events,
+            clock=self._clock,
+        )  # fmt: skip
         self._copies = Copies(self._durable, events=events)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lookout = Lookout(settings.stragglers if settings.limits.standbys else None)

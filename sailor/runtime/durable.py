@@ -25,11 +25,15 @@ log = logging.getLogger(__name__)
 
 
 class Durable:
-    """A run's durable checkpoints. ``keep``: how many; ``spoiled``: folders never to use again."""
+    """A run's durable checkpoints. ``keep``, ``keep_every``: which stay, see store.kept;
+    ``spoiled``: folders never to use again."""
 
-    def __init__(self, run: RunSettings, *, keep: int, events: EventSink, clock: Clock) -> None:
+    def __init__(
+        self, run: RunSettings, *, keep: int, keep_every: int = 0, events: EventSink, clock: Clock
+    ) -> None:
         self._run = run
         self._keep = keep
+        self._keep_every = keep_every
         self._events = events
         self._clock = clock
         self._newest: store.Checkpoint | None = None  # complete, and not found spoiled
@@ -108,6 +112,7 @@ class Durable:
                 list(self._parts[last.step, last.generation].values()),
                 settings=self._run,
                 keep=self._keep,
+                keep_every=self._keep_every,
             )
             self.spoiled.discard(str(store.step_directory(directory, last.step)))  # written anew
             await self.look()

@@ -26,6 +26,7 @@ from sailor.checkpoint.store import (
 )
 from tests.checkpoint.test_store import BOXES, NAMES, SETTINGS, a_part
 from tests.helpers.snapshots import a_verified_segment, an_arena, values_of
+from tests.helpers.stores import on_s3
 
 KINDS = ("path", "file", "memory", "s3")
 
@@ -43,41 +44,20 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield name
             files.remove_tree(place(name))
         case "s3":
-            yield from _on_s3()
+            with on_s3() as bucket:
+                yield f"{bucket}/run/checkpoints"
 
 
-def _on_s3() -> Iterator[str]:
-    pytest.importorskip("s3fs", reason="pip install 'sailor-train[s3]'")
-    server = pytest.importorskip("moto.server", reason="pip install 'moto[s3,server]'")
-    moto = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    said = {
-        "FSSPEC_S3_ENDPOINT_URL": f"http://{host}:{port}", "FSSPEC_S3_KEY": "test",
-        "FSSPEC_S3_SECRET": "test",
-    }  # fmt: skip
-    import fsspec
-    from fsspec.config import conf, set_conf_env
-
-    before = dict(conf)
-    set_conf_env(conf, said)
-    try:
-        fsspec.filesystem("s3").mkdir("bucket")
-        yield "s3://bucket/run/checkpoints"
-    finally:
-        conf.clear()
-        conf.update(before)
-        moto.stop()
-
-
-def a_checkpoint(address: str, tmp_path: Path, *, step: int, keep: int = 10) -> None:
+def a_checkpoint(
+    address: str, tmp_path: Path, *, step: int, keep: int = 10, keep_every: int = 0
+) -> None:
     root = tmp_path / f"shm-{step}"
     root.mkdir()
     segment = a_verified_segment(an_arena(root), step=step, seed=step, boxes=BOXES)
     directory = place(address)
     total = write_part(directory, step=step, name="a-0", sources=[(segment, NAMES)])
     part = a_part("a", step, {"a-0.safetensors": total})
-    complete(directory, step, [part], settings=SETTINGS, keep=keep)
+    complete(directory, step, [part], settings=SETTINGS, keep=keep, keep_every=keep_every)
 
 
 def test_what_was_written_anywhere_is_read_back_and_verifies(address: str, tmp_path: Path) -> None:
@@ -97,6 +77,13 @@ def test_as_many_are_kept_as_wished(address: str, tmp_path: Path) -> None:
         a_checkpoint(address, tmp_path, step=step, keep=2)
     assert steps(place(address)) == [20, 30]
     assert {f.name for f in files.children(place(address))} == {"step-00000020", "step-00000030"}
+
+
+def test_some_are_kept_for_good_beside_the_newest(address: str, tmp_path: Path) -> None:
+    for step in range(10, 90, 10):
+        a_checkpoint(address, tmp_path, step=step, keep=1, keep_every=25)
+    assert steps(place(address)) == [30, 50, 80]  # at or after 25, 50 and 75
+    assert all(verify(place(address), step) == [] for step in (30, 50, 80))
 
 
 def test_without_its_marker_it_is_none(address: str, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 
 from sailor.checkpoint.segment import CorruptSnapshot
@@ -17,6 +19,7 @@ from sailor.checkpoint.store import (
     CheckpointFailed,
     Reader,
     complete,
+    kept,
     newest,
     read_box,
     step_directory,
@@ -199,3 +202,19 @@ def test_a_segment_corrupted_after_sealing_is_not_persisted(tmp_path: Path) -> N
     with pytest.raises(CorruptSnapshot, match="changed after sealing"):
         write_part(tmp_path / "c", step=2, name="a-0", sources=[(segment, NAMES)])
     assert list(step_directory(tmp_path / "c", 2).iterdir()) == []
+
+
+@given(st.sets(st.integers(0, 300), min_size=1), st.integers(1, 5), st.integers(0, 60))
+@settings(deadline=None)
+def test_what_is_kept_for_good_stays_whatever_comes_later(
+    durable: set[int], keep: int, every: int
+) -> None:
+    there: list[int] = []
+    for step in sorted(durable):
+        there = sorted(kept([*there, step], keep=keep, every=every))
+    newest_ones = sorted(durable)[-keep:]
+    good = {
+        min(step for step in durable if step // every == multiple)
+        for multiple in {step // every for step in durable} - {0}
+    } if every else set()  # fmt: skip
+    assert there == sorted({*newest_ones, *good})
