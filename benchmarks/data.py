@@ -57,9 +57,9 @@ def tokenize_part(folder: Path, *, quick: bool) -> Part:
     """Ours and the bare library in turns, on the standard library's source."""
     import tokenizers
 
-    corpus = standard_library()
-    if quick:
-        corpus = Corpus(name="a fifth", root=corpus.root, files=corpus.files[::5])
+    library = standard_library()
+    files = library.files[:: 6 if quick else 2]
+    corpus = Corpus(name="standard library, every so many files", root=library.root, files=files)
     path = folder / "tokenizer.json"
     some = Corpus(name="a tenth", root=corpus.root, files=corpus.files[::10])
     train_tokenizer(some.documents(), vocab_size=VOCABULARY, path=path)
@@ -67,7 +67,7 @@ def tokenize_part(folder: Path, *, quick: bool) -> Part:
     texts = [document.decode() for document in corpus.documents()]
     turns: dict[str, list[Turn]] = {"bare": [], "ours": []}
     source = TextSource(corpus, ours)
-    for number in range(10):
+    for number in range(8):
         encodings: list[Any] = []
         turns["bare"].append(timed(partial(encode, bare, texts, into=encodings)))
         num_tokens = sum(len(encoding) for encoding in encodings)
@@ -120,7 +120,7 @@ def run_part(folder: Path, *, quick: bool) -> Part:
     call(
         "action=train", f"runs_dir={folder}", "run.name=saving", f"train.steps={steps + _SKIPPED}",
         "train.eval_every=0", "train.eval_samples=4", "faults=none", "cloud.nodes=2",
-        "planner.data_parallel=2", "planner.pipeline_parallel=1", "planner.tensor_parallel=1",
+        "cloud.memory_per_gpu=1GiB", "planner.data_parallel=2", "planner.pipeline_parallel=1", "planner.tensor_parallel=1",
         "checkpoint.snapshot_every=1", f"checkpoint.persist_every={PERSIST_EVERY}",
         f"data.cache={folder / 'cache'}",
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,8 +28,9 @@ def on_s3() -> Iterator[str]:
     before = dict(conf)
     set_conf_env(conf, said)
     try:
-        fsspec.filesystem("s3").mkdir("bucket")
-        yield "s3://bucket"
+        bucket = f"bucket-{uuid.uuid4().hex}"  # moto forgets nothing while the process lives
+        fsspec.filesystem("s3").mkdir(bucket)
+        yield f"s3://{bucket}"
     finally:
         conf.clear()
         conf.update(before)
