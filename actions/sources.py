@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import xxhash
 from filelock import FileLock
 
 from actions import domain
-from sailor.config import Config, SourceConfig
+from sailor.config import MIXTURE, Config, SourceConfig
 from sailor.data.corpus import standard_library, text_at
 from sailor.data.datasets_ import SavedDataset
 from sailor.data.foreign import TokenSource
@@ -37,12 +38,13 @@ def sources(config: Config) -> dict[str, Source]:
     wishes = _wishes(config)
     texts = _texts(wishes)
     reads = reader(config, list(texts.values()))
-    return {
-        name: TextSource(texts[name], reads)
-        if name in texts
-        else TokenSource(Path(wish.path or "").expanduser(), reads)
-        for name, wish in wishes.items()
-    }
+    found: dict[str, Source] = {}
+    for name, wish in wishes.items():
+        with _named(name):
+            found[name] = (
+                TextSource(texts[name], reads) if name in texts else _tokens(wish.path or "", reads)
+            )
+    return found
 
 
 def tokenizer_of(config: Config) -> Tokenizer:
@@ -118,7 +120,34 @@ def _wishes(config: Config) -> dict[str, SourceConfig]:
 
 def _texts(wishes: Mapping[str, SourceConfig]) -> dict[str, Texts]:
     """Those of the sources that are text. Raises ConfigError E104, DataError E501, E502."""
-    return {name: _text(wish) for name, wish in wishes.items() if not _is_tokens(wish)}
+    found: dict[str, Texts] = {}
+    for name, wish in wishes.items():
+        if not _is_tokens(wish):
+            with _named(name):
+                found[name] = _text(wish)
+    return found
+
+
+@contextmanager
+def _named(source: str) -> Iterator[None]:
+    """Errors about a source of a mixture speak of its keys."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if source:
+            error.where = error.where.replace("data.", f"{MIXTURE}.{source}.")
+            error.fix = error.fix.replace("data.", f"{MIXTURE}.{source}.")
+        raise
+
+
+def _tokens(path: str, reads: Tokenizer) -> Source:
+    if "://" in path:
+        raise DataError(
+            f"tokens are read from folders of this computer, and {path} is none", code="E501",
+            where="data.path", why="they are mapped into memory",
+            fix="copy them here   or   data=text, which is read from stores as well",
+        )  # fmt: skip
+    return TokenSource(Path(path).expanduser(), reads)
 
 
 def _is_tokens(wish: SourceConfig) -> bool:

@@ -120,7 +120,8 @@ def run_part(folder: Path, *, quick: bool) -> Part:
     call(
         "action=train", f"runs_dir={folder}", "run.name=saving", f"train.steps={steps + _SKIPPED}",
         "train.eval_every=0", "train.eval_samples=4", "faults=none", "cloud.nodes=2",
-        "cloud.memory_per_gpu=1GiB", "planner.data_parallel=2", "planner.pipeline_parallel=1", "planner.tensor_parallel=1",
+        "cloud.memory_per_gpu=1GiB", "planner.data_parallel=2", "planner.pipeline_parallel=1",
+        "planner.tensor_parallel=1",
         "checkpoint.snapshot_every=1", f"checkpoint.persist_every={PERSIST_EVERY}",
         f"data.cache={folder / 'cache'}",
     )  # fmt: skip

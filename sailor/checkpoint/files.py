@@ -115,6 +115,20 @@ def read_range(path: Folder, offset: int, length: int) -> bytes:
         return bytes(path.store.cat_file(path.path, start=offset, end=offset + length))
 
 
+def read_into(path: Folder, offset: int, buffer: memoryview) -> int:
+    """Fill a buffer of bytes from a file; how many there were before it ended. Raises OSError."""
+    if isinstance(path, StorePath):
+        found = read_range(path, offset, len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+    done = 0
+    with open(path, "rb", buffering=0) as file:
+        file.seek(offset)
+        while done < len(buffer) and (count := file.readinto(buffer[done:])):
+            done += count
+    return done
+
+
 def chunks(path: Folder, *, most: int) -> Iterator[bytes]:
     """A file from end to end, at most so many bytes at a time. Raises OSError."""
     if isinstance(path, Path):

@@ -323,18 +323,14 @@ class Reader:
         self._headers: dict[str, _Header] = {}
 
     def rows(self, kind: str, box: str, start: int, stop: int) -> np.ndarray:
-        """Rows [start, stop) of a box along its first axis, of one kind; not checked against the
+        """Rows [start, stop) of a box along its first axis, of one kind. Not checked against the
         digest, which is of the whole box. Raises CorruptSnapshot when they cannot be read.
         """
         path, header = self._at(box)
         shape, offset = header.at[box]
         data = np.empty((stop - start, *shape[1:]), dtype=np.float32)
-        row_bytes = 4 * math.prod(shape[1:])
-        offset += KINDS.index(kind) * 4 * math.prod(shape) + start * row_bytes
-        raw = _range(path, offset, data.nbytes, box=box)
-        if len(raw) != data.nbytes:
-            raise CorruptSnapshot(f"the file ends within {box}", where=str(path))
-        data.data.cast("B")[:] = raw
+        offset += 4 * (KINDS.index(kind) * math.prod(shape) + start * math.prod(shape[1:]))
+        _fill(data, path, offset, box=box)
         return data
 
     def read(self, box: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -342,10 +338,9 @@ class Reader:
         path, header = self._at(box)
         shape, offset = header.at[box]
         data = np.empty((len(KINDS), *shape), dtype=np.float32)
-        raw = _range(path, offset, data.nbytes, box=box)
-        if len(raw) != data.nbytes or digest(memoryview(raw)) != header.boxes[box]:
+        _fill(data, path, offset, box=box)
+        if digest(data.data.cast("B")) != header.boxes[box]:
             raise CorruptSnapshot(f"box {box} has other bytes than were written", where=str(path))
-        data.data.cast("B")[:] = raw
         return data[0], data[1], data[2]
 
     def _at(self, box: str) -> tuple[Folder, _Header]:
@@ -362,11 +357,14 @@ class Reader:
         return path, header
 
 
-def _range(path: Folder, offset: int, length: int, *, box: str) -> bytes:
+def _fill(data: np.ndarray, path: Folder, offset: int, *, box: str) -> None:
+    """Read an array from a file, straight into its memory. Raises CorruptSnapshot."""
     try:
-        return files.read_range(path, offset, length)
+        count = files.read_into(path, offset, data.data.cast("B"))
     except OSError as error:
         raise CorruptSnapshot(f"cannot read {box}: {error}", where=str(path)) from error
+    if count != data.nbytes:
+        raise CorruptSnapshot(f"the file ends within box {box}", where=str(path))
 
 
 def read_box(folder: Folder, box: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

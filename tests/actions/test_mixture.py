@@ -4,7 +4,7 @@ import pytest
 
 from actions.prepare import prepare_tokens
 from sailor.data.tokens import load_manifest
-from sailor.errors import ConfigError
+from sailor.errors import ConfigError, DataError
 from tests.helpers.compose import a_config
 
 WEB = ("data=mixture", "data.mixture.web.path=/web", "data.mixture.web.weight=3")
@@ -46,6 +46,20 @@ def test_a_slip_is_answered_with_the_nearest_that_works(slip, fix):
 def test_a_mixture_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="names no source"):
         a_config("data=mixture")
+
+
+def test_a_source_that_is_not_there_is_named_by_its_own_key(tmp_path):
+    config = a_config("data=mixture", f"data.mixture.web.path={tmp_path / 'nowhere'}")
+    with pytest.raises(DataError) as raised:
+        prepare_tokens(config)
+    assert raised.value.where == "data.mixture.web.path"
+    assert "data.mixture.web.path at a text file" in raised.value.fix
+
+
+def test_tokens_in_a_store_are_refused_with_the_reason():
+    with pytest.raises(DataError, match="folders of this computer") as raised:
+        prepare_tokens(a_config("data=tokens", "data.path=s3://bucket/tokens"))
+    assert raised.value.code == "E501"
 
 
 def test_each_source_is_prepared_once_and_mixed(tmp_path):

@@ -150,9 +150,8 @@ def _write_shard(path: Path, shard: Shard, weights: Rows, dtype: str) -> None:
 def _in_file_order(tensor: TheirTensor, weights: Rows) -> Iterator[npt.NDArray[np.float32]]:
     """The tensor's numbers from first to last, some rows at a time."""
     if tensor.transposed:
-        joined = np.concatenate(
-            [weights.rows(part.tensor.name, 0, part.rows) for part in tensor.parts]
-        )
+        found = [weights.rows(part.tensor.name, 0, part.rows) for part in tensor.parts]
+        joined = found[0] if len(found) == 1 else np.concatenate(found)  # a copy is a matrix more
         for rows in _runs(joined.shape[1], numel_per_row=joined.shape[0]):
             yield joined[:, rows.start : rows.stop].T
         return
