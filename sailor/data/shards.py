@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import IO
 
@@ -58,9 +59,10 @@ class ShardWriter:
         self._digest = xxhash.xxh3_128()
 
     def abandon(self) -> None:
-        """Let go of the file without counting it."""
+        """Let go of the file without counting it. Whatever a full disk says to that is no news."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
             self._file = None
 
     @property

@@ -88,6 +88,11 @@ def test_neighbours_of_a_batch_are_as_far_apart_in_the_text_as_chance_has_it():
     assert np.mean(means) == pytest.approx(100_000 / 3, rel=0.02)
 
 
+def test_the_order_of_a_seed_is_the_same_in_every_version():
+    """Runs that go on must find the order they began with."""
+    assert batch(3, seed=7, num_sequences=1000, size=6).tolist() == [960, 149, 56, 768, 523, 770]
+
+
 def test_a_step_before_the_first_or_a_share_beyond_the_batch_is_refused():
     with pytest.raises(ValueError, match="step 0"):
         batch(0, seed=0, num_sequences=10, size=4)
