@@ -28,7 +28,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_preparing_on_a_full_disk_is_one_error_and_goes_on_elsewhere(small: Path, tmp_path: Path):
