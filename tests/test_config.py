@@ -22,7 +22,7 @@ CONF = ROOT / "conf"
 GROUP_FILES = sorted(path for path in CONF.glob("*/*.yaml"))
 # Options that name a file or folder of the user's own.
 NEEDS = {
-    "data/text": ["data.path=here"], "data/datasets": ["data.path=here"],
+    "data/text": ["data.path=here"], "data/tokens": ["data.path=here"], "data/datasets": ["data.path=here"],
     "data/mixture": ["data.mixture.web.path=here"], "faults/file": ["faults.path=here.yaml"],
     "tokenizer/file": ["tokenizer.path=here.json"],
 }  # fmt: skip

@@ -92,3 +92,16 @@ def test_the_documentation_explains_every_promised_key_and_cause() -> None:
     page = (Path(__file__).parents[2] / "docs" / "summary.md").read_text()
     for name in (*PROMISED - {"model", "parameters"}, *CAUSES):
         assert f"`{name}`" in page, name
+
+
+def test_each_source_has_given_its_share_of_the_kept_steps():
+    sources = [
+        {"name": "code", "share": 1 << 18, "sequences": 10},
+        {"name": "web", "share": 3 << 18, "sequences": 1000},
+    ]
+    story = Story().start(sources=sources).steps(1, 5, generation=1)
+    assert [(s["name"], s["share"], s["samples"], s["epochs"])
+            for s in summarise(story.events)["sources"]] == [
+        ("code", 0.25, 10, 1.0), ("web", 0.75, 30, 0.03),
+    ]  # fmt: skip
+    assert summarise(Story().start().steps(1, 5, generation=1).events)["sources"] == []
