@@ -22,9 +22,9 @@ CONF = ROOT / "conf"
 GROUP_FILES = sorted(path for path in CONF.glob("*/*.yaml"))
 # Options that name a file or folder of the user's own.
 NEEDS = {
-    "data/text": ["data.path=here"], "data/tokens": ["data.path=here"], "data/datasets": ["data.path=here"],
-    "data/mixture": ["data.mixture.web.path=here"], "faults/file": ["faults.path=here.yaml"],
-    "tokenizer/file": ["tokenizer.path=here.json"],
+    "data/text": ["data.path=here"], "data/tokens": ["data.path=here"],
+    "data/datasets": ["data.path=here"], "data/mixture": ["data.mixture.web.path=here"],
+    "faults/file": ["faults.path=here.yaml"], "tokenizer/file": ["tokenizer.path=here.json"],
 }  # fmt: skip
 # Read from a folder of the user's own: tests/actions/test_paths.py.
 OF_A_FOLDER = "hf"
