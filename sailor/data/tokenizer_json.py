@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -54,7 +55,8 @@ class JsonTokenizer:
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
         documents = [text.decode("utf-8", errors="replace") for text in texts]
         found = self._tokenizer.encode_batch_fast(documents, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in found]
+        # By way of array: numpy alone takes twice as long over a list of Python's own integers.
+        return [np.frombuffer(array("I", encoding.ids), dtype=np.uint32) for encoding in found]
 
     def decode(self, tokens: npt.NDArray[np.integer]) -> bytes:
         kept = tokens[tokens != self.end_of_text].tolist()
