@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from actions import domain
 from sailor.config import MIXTURE, Config, SourceConfig
-from sailor.data.corpus import standard_library, text_at
+from sailor.data.corpus import Corpus, standard_library, text_at
 from sailor.data.datasets_ import SavedDataset
 from sailor.data.foreign import TokenSource
 from sailor.data.source import Source, Texts, TextSource, training_texts
@@ -138,6 +138,18 @@ def _named(source: str) -> Iterator[None]:
             error.where = error.where.replace("data.", f"{MIXTURE}.{source}.")
             error.fix = error.fix.replace("data.", f"{MIXTURE}.{source}.")
         raise
+
+
+def corpus(config: Config) -> Corpus:
+    """The text to train on, where it is one folder of files. Raises ConfigError E104, DataError."""
+    found = _texts(_wishes(config))
+    text = found.get("")
+    if not isinstance(text, Corpus):
+        raise ConfigError(
+            f"data={config.data.name} is no folder of text files", code="E104", where="data",
+            fix="data=text data.path=PATH/TO/TEXT",
+        )  # fmt: skip
+    return text
 
 
 def _tokens(path: str, reads: Tokenizer) -> Source:
