@@ -12,7 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from actions.console import Console
 from actions.sources import cache, sources, tokenizer_of
-from actions.sources import corpus as corpus  # recipes ask here
 from sailor.config import Config
 from sailor.data.blend import PARTS
 from sailor.data.megatron import export_megatron

@@ -47,6 +47,19 @@ def sources(config: Config) -> dict[str, Source]:
     return found
 
 
+def what_is_read(config: Config) -> dict[str, str]:
+    """Of each source that is text, what changes when the text does; of tokens, their place.
+
+    Learns no tokenizer. Raises ConfigError E104, DataError E501, E502.
+    """
+    wishes = _wishes(config)
+    texts = _texts(wishes)
+    return {
+        name: texts[name].fingerprint() if name in texts else wish.path or ""
+        for name, wish in wishes.items()
+    }
+
+
 def tokenizer_of(config: Config) -> Tokenizer:
     """The tokenizer that reads, or has made, the configured data. Raises as ``reader`` does."""
     return reader(config, list(_texts(_wishes(config)).values()))

@@ -13,8 +13,8 @@ from typing import Any
 import xxhash
 
 from actions import domain
-from actions.prepare import corpus
 from actions.run_folder import FREE_KEYS
+from actions.sources import what_is_read
 from sailor.config import Config, flatten
 from sailor.errors import SailorError
 
@@ -61,10 +61,7 @@ def _files(step: str, config: Config) -> Iterator[tuple[str, str]]:
         case "prepare":
             if config.tokenizer.path is not None:
                 yield f"files of {config.tokenizer.path}", _contents(config.tokenizer.path)
-            if config.data.name == "tokens" and config.data.path:
-                yield f"files of {config.data.path}", _sizes(config.data.path, times=True)
-            else:
-                yield "the text", _text(config)
+            yield from _read(config)
         case "plan" | "simulate" if config.planner.profile is not None:
             yield f"files of {config.planner.profile}", _contents(config.planner.profile)
         case "train":
@@ -75,11 +72,19 @@ def _files(step: str, config: Config) -> Iterator[tuple[str, str]]:
                 yield f"files of {config.faults.path}", _contents(config.faults.path)
 
 
-def _text(config: Config) -> str:
+def _read(config: Config) -> Iterator[tuple[str, str]]:
     try:
-        return corpus(config).fingerprint()
+        found = what_is_read(config)
     except SailorError as error:  # the step itself will say it, with a way out
-        return f"cannot be read: {error.code}"
+        yield "the text", f"cannot be read: {error.code}"
+        return
+    mixed = config.data.mixture
+    for name, fingerprint in found.items():
+        wish = mixed[name] if name else config.data
+        if wish.name == "tokens":
+            yield f"files of {wish.path}", _sizes(wish.path or "", times=True)
+        else:
+            yield f"the text of {name}" if name else "the text", fingerprint
 
 
 def _contents(said: str) -> str:

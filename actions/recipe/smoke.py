@@ -75,7 +75,7 @@ def make(config: Config) -> None:
     """Write what the small scale reads, unless it is there."""
     from filelock import FileLock
 
-    from actions.prepare import corpus
+    from actions.sources import corpus
 
     text = Path(config.data.path or "").expanduser()
     place = Path(config.runs_dir).expanduser() / "smoke"

@@ -90,3 +90,17 @@ def test_a_setting_concerns_the_steps_that_look_at_it(word, concerned):
     before, now = a_config(), a_config(word)
     changed = {step for step in steps if inputs_of(step, before) != inputs_of(step, now)}
     assert changed == concerned, key
+
+
+def test_text_of_one_source_of_a_mixture_that_changes_is_noticed(tmp_path):
+    for name in ("web", "code"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(name * 100)
+    config = a_config(
+        "data=mixture", f"data.mixture.web.path={tmp_path}/web", "data.mixture.web.weight=3",
+        f"data.mixture.code.path={tmp_path}/code",
+    )  # fmt: skip
+    before = inputs_of("prepare", config)
+    (tmp_path / "code" / "a.txt").write_text("other" * 50)
+    after = inputs_of("prepare", config)
+    assert {key for key in after if before[key] != after[key]} == {"the text of code"}
