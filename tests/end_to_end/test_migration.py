@@ -108,6 +108,7 @@ def moved_from(log: Sequence[Event], node: str) -> bool:
     return bool(started) and node not in started[-1]["nodes"] and log[-1].kind == "step"
 
 
+@pytest.mark.matrix
 def test_two_leavers_and_one_standby_are_planned_for_again_with_it(
     place: Place, undisturbed: Undisturbed
 ):
@@ -124,6 +125,7 @@ def test_two_leavers_and_one_standby_are_planned_for_again_with_it(
     assert seats(log)[-1] == {"node-1", "node-4", "node-5"}
 
 
+@pytest.mark.matrix
 def test_a_standby_that_dies_while_it_rehearses_disturbs_nobody(
     place: Place, undisturbed: Undisturbed
 ):
@@ -143,6 +145,7 @@ def test_a_standby_that_dies_while_it_rehearses_disturbs_nobody(
     assert layouts(ended.events) == ["pp2 x dp2 x tp1", "pp3 x dp1 x tp1"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("victim", ["standby", "leaver"])
 def test_whoever_dies_during_a_hand_over_the_next_standby_or_the_same_one_takes_the_seats(
     place: Place, undisturbed: Undisturbed, victim: str
@@ -165,6 +168,7 @@ def test_whoever_dies_during_a_hand_over_the_next_standby_or_the_same_one_takes_
     assert check.redone(log) <= 1
 
 
+@pytest.mark.matrix
 def test_a_spoilt_recording_is_found_out_and_the_cold_way_taken(
     place: Place, undisturbed: Undisturbed
 ):
@@ -191,6 +195,7 @@ def test_a_spoilt_recording_is_found_out_and_the_cold_way_taken(
     assert promoted(ended.events) == ["node-5"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("phase", ["move_asked", "standby", "generation_started"])
 def test_a_controller_killed_in_any_phase_of_a_move_is_followed_by_one_that_goes_on(
     place: Place, undisturbed: Undisturbed, phase: str
@@ -240,6 +245,7 @@ def test_moves_during_durable_checkpoints_and_evaluations_change_nothing(
     assert all(pause["planned"] for pause in later_pauses(log))
 
 
+@pytest.mark.matrix
 def test_a_machine_that_gets_slow_is_moved_away_from_once(place: Place, undisturbed: Undisturbed):
     """It gets a sixth of its time from some step on: the others wait for it, and are not blamed."""
     steps = 400

@@ -13,7 +13,14 @@ from tests.helpers.running import Place, leftovers
 ALL = ("prepare", "plan", "train", "eval", "export", "report")
 
 
-@pytest.mark.parametrize("recipe", TWELVE)
+# One of each kind of model always; all twelve with -m matrix.
+ALWAYS = ("gpt_125m_laptop", "opt_350m_two_zones_mixed", "qwen2_0_5b_continue")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.matrix) for name in TWELVE],
+)
 def test_every_recipe_trains_at_the_small_scale(place: Place, recipe: str):
     name = place.named(f"smoke-{recipe}")
     ended = call(place, f"recipe={recipe}", "recipe.smoke=true", f"run.name={name}")
