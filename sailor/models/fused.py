@@ -36,6 +36,8 @@ def linear(
 
 
 class _Linear(torch.autograd.Function):
+    """dx = dy W here; dW = dy^T x goes to the sink as two factors, and autograd never sees it."""
+
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None,

@@ -71,9 +71,12 @@ def test_other_weights_cost_no_second_copy(prepared, tmp_path):
 
 def test_a_damaged_mixture_is_made_again(prepared, tmp_path):
     one = mixed(prepared, tmp_path, web=1, code=1)
-    (tmp_path / "cache" / one.path.rpartition("/")[2] / one.train[0].file).unlink()
+    missing = tmp_path / "cache" / one.path.rpartition("/")[2] / one.train[0].file
+    missing.unlink()
     again = mixed(prepared, tmp_path, web=1, code=1)
-    verify(again)
+    assert again == one
+    assert missing.exists()
+    verify(again)  # every byte of it, or it raises
 
 
 def test_a_source_that_is_too_short_is_named(prepared, tmp_path):
