@@ -138,6 +138,7 @@ class RunHistory:
         self.quarantined: list[int] = []  # steps whose states are not used again
         self.committed = 0
         self.adopted_at = -1.0  # by the newest controller that found the run alive
+        self.adoptions = 0  # controllers that found it so
         self.parked = False
         self.stop_asked: Event | None = None
         self.ledger = Ledger()
@@ -169,6 +170,7 @@ class RunHistory:
                 self._generation(event)
             case "adopted":
                 self.adopted_at = event.t
+                self.adoptions += 1
             case "pause":
                 pauses = self.start_ups if event.get("cause") == "start" else self.pauses
                 pauses.append(_pause(event))

@@ -87,6 +87,7 @@ def summarise(events: Iterable[Event] | RunHistory) -> dict[str, Any]:
             for f in history.faults
         ],
         "starts": len(history.starts),
+        "adoptions": history.adoptions,
         "cost_usd": _round(figures.cost_usd),
         "standbys": {
             "hours": _round(history.standbys.seconds(now=history.now) / 3600.0),

@@ -85,7 +85,9 @@ def test_a_recipe_that_is_interrupted_and_then_killed_goes_on_where_it_stopped(p
         "export": "done", "report": "done",
     }  # fmt: skip
     summary = json.loads((place.runs / name / "summary.json").read_text())
-    assert (summary["status"], summary["steps"], summary["starts"]) == ("done", 300, 3)
+    assert (summary["status"], summary["steps"]) == ("done", 300)
+    # The third call, if it is quick, finds the machines of the second alive and takes them over.
+    assert summary["starts"] + summary["adoptions"] == 3
     assert summary["lost_samples"] == summary["repeated_samples"] == 0
     assert leftovers(name) == []
 
