@@ -32,13 +32,52 @@ def blended_sequences_of_step(
     step: int, *, seed: int, blend: Blend, global_batch_size: int, offset: int, count: int
 ) -> npt.NDArray[np.int64]:
     """The same of a mixture. Of each source, all sequences are read once before one is again."""
-    if step < 1 or offset < 0 or offset + count > global_batch_size:
-        raise ValueError(f"step {step}, samples [{offset}, {offset + count}) of a batch of "
-                         f"{global_batch_size}")  # fmt: skip
-    first = (step - 1) * global_batch_size + offset
-    samples = np.arange(first, first + count, dtype=np.int64)
-    out = np.empty(count, dtype=np.int64)
-    left = np.arange(count)  # of ``out``; ``samples`` are their numbers among what is left over
+    order = Order(
+        seed=seed, blend=blend, global_batch_size=global_batch_size, offset=offset, count=count,
+        steps_at_once=1,
+    )  # fmt: skip
+    return order.of_step(step)
+
+
+class Order:
+    """A replica's share of every step: samples [offset, offset + count) of each global batch.
+
+    Drawn for many steps at once: numbers are cheap, and calls of numpy are not. ``steps_at_once``
+    changes what it costs, not what it says.
+    """
+
+    def __init__(
+        self, *, seed: int, blend: Blend, global_batch_size: int, offset: int, count: int,
+        steps_at_once: int = 64,
+    ) -> None:  # fmt: skip
+        if offset < 0 or offset + count > global_batch_size:
+            raise ValueError(
+                f"samples [{offset}, {offset + count}) of a batch of {global_batch_size}"
+            )
+        self._seed, self._blend = seed, blend
+        self._batch, self._steps = global_batch_size, steps_at_once
+        self._share = np.arange(offset, offset + count, dtype=np.int64)
+        self._first = 0  # of the steps drawn
+        self._drawn = np.empty((0, count), dtype=np.int64)
+
+    def of_step(self, step: int) -> npt.NDArray[np.int64]:
+        """Sequence numbers, [count], of a step (the first is 1)."""
+        if step < 1:
+            raise ValueError(f"step {step}: the first is 1")
+        if not 0 <= step - self._first < len(self._drawn):
+            begins = np.arange(step - 1, step - 1 + self._steps, dtype=np.int64) * self._batch
+            samples = begins[:, None] + self._share
+            drawn = _sequences(samples.ravel(), seed=self._seed, blend=self._blend)
+            self._first, self._drawn = step, drawn.reshape(samples.shape)
+        return self._drawn[step - self._first]
+
+
+def _sequences(
+    samples: npt.NDArray[np.int64], *, seed: int, blend: Blend
+) -> npt.NDArray[np.int64]:  # fmt: skip
+    """The sequences that samples, counted from the start of the run and ascending, read."""
+    out = np.empty(len(samples), dtype=np.int64)
+    left = np.arange(len(samples))  # of ``out``; ``samples`` are their numbers among what is left
     rest = sum(blend.shares)
     for start, size, share, key in zip(
         blend.starts, blend.counts, blend.shares, blend.keys, strict=True

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sailor.data.sampler import blended_sequences_of_step
+from sailor.data.sampler import Order
 from sailor.data.tokens import TokenStream, load_manifest
 from sailor.models.stage import StageModule
 from sailor.parallel.boxes import Box
@@ -174,6 +174,12 @@ class Trainer:
         plan, settings = layout.plan, self.settings
         self.layout, self.rank = layout, rank
         self._replica = plan.replicas[layout.coordinates[rank].replica]
+        self._order = Order(
+            seed=settings.seed, blend=self._train.blend,
+            global_batch_size=settings.global_batch_size,
+            offset=layout.sample_offset(layout.coordinates[rank].replica),
+            count=self._replica.num_samples,
+        )  # fmt: skip
         self._sum: GradientSum = (ExactSum if settings.deterministic else FastSum)(
             self._state, self._parameters, tokens_per_step=plan.tokens_per_step, memory=memory
         )
@@ -404,13 +410,7 @@ class Trainer:
             replica, count = self._replica, self._replica.num_microbatches
             if not (self._pipeline.first or self._pipeline.last):
                 return [Microbatch(inputs=None, targets=None)] * count
-            sequences = blended_sequences_of_step(
-                step, seed=self.settings.seed, blend=self._train.blend,
-                global_batch_size=self.settings.global_batch_size,
-                offset=self.layout.sample_offset(self.layout.coordinates[self.rank].replica),
-                count=replica.num_samples,
-            )  # fmt: skip
-            tokens = self._train.read(sequences)
+            tokens = self._train.read(self._order.of_step(step)[: replica.num_samples])
             return [self._microbatch(part) for part in np.split(tokens, count)]
 
     def _microbatch(self, tokens: npt.NDArray[np.int64]) -> Microbatch:

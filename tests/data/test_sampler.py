@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sailor.data.sampler import permute, sequences_of_step
+from sailor.data.blend import whole
+from sailor.data.sampler import Order, permute, sequences_of_step
 
 
 def batch(step, *, seed, num_sequences, size, shares=None):
@@ -65,6 +66,24 @@ def test_who_trains_does_not_change_what_a_step_reads(data):
     shares = data.draw(memberships(size))
     alone = batch(step, seed=3, num_sequences=97, size=size)
     assert np.array_equal(batch(step, seed=3, num_sequences=97, size=size, shares=shares), alone)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_how_many_steps_are_drawn_at_once_does_not_change_what_they_read(data):
+    """Forwards, back to a committed step, and on from there."""
+    size, num_sequences = data.draw(st.integers(1, 24)), data.draw(st.integers(1, 200))
+    offset = data.draw(st.integers(0, size - 1))
+    order = Order(
+        seed=5, blend=whole(num_sequences), global_batch_size=size, offset=offset,
+        count=size - offset, steps_at_once=data.draw(st.integers(1, 9)),
+    )  # fmt: skip
+    for step in data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=30)):
+        alone = sequences_of_step(
+            step, seed=5, num_sequences=num_sequences, global_batch_size=size, offset=offset,
+            count=size - offset,
+        )  # fmt: skip
+        assert np.array_equal(order.of_step(step), alone)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():
