@@ -36,6 +36,9 @@ FREE_KEYS = (
 )  # fmt: skip
 
 
+MIXTURE = "data.mixture"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFolder:
     """An open run folder. ``resumed``: it existed before, with the same configuration."""
@@ -96,14 +99,19 @@ def config_digest(config: Config) -> str:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (old value, new value) where two flat configurations forbid a resume.
 
-    Keys that only one of them has came or went with a version of Sailor and are not compared.
+    Keys that only one of them has came or went with a version of Sailor and are not compared; but
+    the sources of a mixture are named by its user, and one that only one of them has counts.
     """
     before, now = _identity(old), _identity(new)
-    return {
+    changed = {
         key: (before[key], value)
         for key, value in now.items()
         if key in before and before[key] != value
     }
+    there, here = _sources(before), _sources(now)
+    added = {f"{MIXTURE}.{name}": ("no source", "a source") for name in sorted(here - there)}
+    gone = {f"{MIXTURE}.{name}": ("a source", "no source") for name in sorted(there - here)}
+    return changed | added | gone
 
 
 @contextmanager
@@ -209,6 +217,7 @@ def _refuse_another(saved: Path, config: Config, *, name: str) -> None:
     if not changed:
         return
     shown = [f"{key}: {old} there, {new} here" for key, (old, new) in changed.items()]
+    can_say = not any(key.startswith(f"{MIXTURE}.") for key in changed)
     back = " ".join(f"{key}={_word(old)}" for key, (old, _) in changed.items())
     raise ConfigError(
         f"run {name} exists with another configuration",
@@ -217,7 +226,7 @@ def _refuse_another(saved: Path, config: Config, *, name: str) -> None:
         where=str(saved),
         fix="run.name=NEW_NAME   for a run of its own"
         "\nrun.fresh=true   to start over; the old folder is set aside"
-        + (f"\n{back}   to resume the old one" if len(changed) <= 3 else ""),
+        + (f"\n{back}   to resume the old one" if len(changed) <= 3 and can_say else ""),
     )
 
 
@@ -234,6 +243,11 @@ def _identity(flat: Mapping[str, Any]) -> dict[str, Any]:
         return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
 
     return {key: value for key, value in flat.items() if not is_free(key)}
+
+
+def _sources(flat: Mapping[str, Any]) -> set[str]:
+    prefix = f"{MIXTURE}."
+    return {key.removeprefix(prefix).partition(".")[0] for key in flat if key.startswith(prefix)}
 
 
 def _aside(path: Path) -> Path:

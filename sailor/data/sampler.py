@@ -58,7 +58,7 @@ class Order:
         self._batch, self._steps = global_batch_size, steps_at_once
         self._share = np.arange(offset, offset + count, dtype=np.int64)
         self._first = 0  # of the steps drawn
-        self._drawn = np.empty((0, count), dtype=np.int64)
+        self._drawn: list[npt.NDArray[np.int64]] = []
 
     def of_step(self, step: int) -> npt.NDArray[np.int64]:
         """Sequence numbers, [count], of a step (the first is 1)."""
@@ -68,7 +68,7 @@ class Order:
             begins = np.arange(step - 1, step - 1 + self._steps, dtype=np.int64) * self._batch
             samples = begins[:, None] + self._share
             drawn = _sequences(samples.ravel(), seed=self._seed, blend=self._blend)
-            self._first, self._drawn = step, drawn.reshape(samples.shape)
+            self._first, self._drawn = step, list(drawn.reshape(samples.shape))
         return self._drawn[step - self._first]
 
 

@@ -112,17 +112,18 @@ class TokenStream:
         self, manifest: Manifest, shards: Sequence[Shard], *, sequence_length: int
     ) -> None:
         self.sequence_length = sequence_length
-        self._shards = [  # as plain arrays: a memmap's own slices are many times slower
+        tokens = [  # as plain arrays: a memmap's own slices are many times slower
             np.asarray(np.memmap(Path(manifest.path) / shard.file, manifest.dtype, mode="r"))
             for shard in shards
         ]
-        counts = [max(0, (len(shard) - 1) // sequence_length) for shard in self._shards]
+        counts = [max(0, (len(shard) - 1) // sequence_length) for shard in tokens]
+        self._windows = [_windows(shard, sequence_length) for shard in tokens]
         self._starts = np.concatenate(([0], np.cumsum(counts)))
         self.num_sequences = int(self._starts[-1])
         if self.num_sequences < 1:
             raise DataError(
                 f"not one sequence of {sequence_length} tokens", code="E504", where=manifest.path,
-                why=f"the stream has {sum(map(len, self._shards))} tokens",
+                why=f"the stream has {sum(map(len, tokens))} tokens",
                 fix="point data.path at more text or shorten train.sequence_length",
             )  # fmt: skip
         self.sources, self.blend = _blend(manifest, shards, counts)
@@ -131,10 +132,18 @@ class TokenStream:
         """Tokens of some sequences, [len(sequences), sequence_length + 1]."""
         out = np.empty((len(sequences), self.sequence_length + 1), dtype=np.int64)
         which = np.searchsorted(self._starts, sequences, side="right") - 1
-        for row, (shard, sequence) in enumerate(zip(which, sequences, strict=True)):
-            start = int(sequence - self._starts[shard]) * self.sequence_length
-            out[row] = self._shards[shard][start : start + self.sequence_length + 1]
+        rows = sequences - self._starts[which]
+        for shard in np.unique(which):
+            mine = which == shard
+            out[mine] = self._windows[shard][rows[mine]]
         return out
+
+
+def _windows(tokens: npt.NDArray[np.integer], length: int) -> npt.NDArray[np.integer]:
+    """A view, [sequences, length + 1]: each overlaps the next by one token."""
+    if len(tokens) <= length:
+        return np.empty((0, length + 1), dtype=tokens.dtype)
+    return np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[::length]
 
 
 def check_streams(manifest: Manifest, *, sequence_length: int) -> None:

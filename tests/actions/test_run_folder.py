@@ -163,6 +163,25 @@ def test_keys_that_came_with_a_later_version_do_not_stop_a_resume():
     assert differences(before, now) == {}
 
 
+def test_a_source_that_came_to_a_mixture_or_left_it_makes_another_configuration(said):
+    two = ("run.name=mixed", "data=mixture", "data.mixture.web.path=/web",
+           "data.mixture.code.name=stdlib")  # fmt: skip
+    begun(*said, *two)
+    for other, line in (
+        ((*two, "data.mixture.books.path=/books"), "data.mixture.books: no source there, a source"),
+        (two[:-1], "data.mixture.code: a source there, no source here"),
+    ):
+        with (
+            pytest.raises(ConfigError) as caught,
+            open_run(a_config(*said, *other), command="python run.py"),
+        ):
+            pass
+        assert caught.value.code == "E603"
+        assert line in caught.value.why
+        assert "to resume the old one" not in caught.value.fix
+    assert begun(*said, *two).resumed
+
+
 def test_free_keys_are_keys():
     known = [*keys(), *groups()]
     for free in FREE_KEYS:
