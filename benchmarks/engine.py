@@ -4,7 +4,7 @@
 things measured in this run, in turns (benchmarks/engine_crew.py):
 
 - ``torch``: torch.distributed.pipelining + DTensor (TP2 x PP2) and + FSDP2 (PP2 x DP2), steps/s of
-  ours over theirs;
+  ours over theirs; replicas of ours share the optimizer's state and work, as those of FSDP2 do;
 - ``peers``: PP2 x DP2 as a share of the ideal (two cores: half the time of one single-thread
   ``transformers`` process), TP2 x PP2 over that one process, and over what picotron and
   megatron-core were measured to reach in the same ratio;
@@ -72,7 +72,8 @@ class Bench:
         tensor, pipeline, data = CUTS[cut]
         return {
             "kind": "ours", "world_size": tensor * pipeline * data, "shape": shape, "cut": cut,
-            "deterministic": self.deterministic, "tokens": self.tokens, **more,
+            "deterministic": self.deterministic, "tokens": self.tokens, "sharded": data > 1,
+            **more,
         }  # fmt: skip
 
     def theirs(self, kind: str, shape: str) -> Part:
@@ -163,7 +164,7 @@ def elastic_part(bench: Bench) -> Part:
 def scaling_part(bench: Bench) -> Part:
     """One to four replicas, 16 sequences for each."""
     jobs = {
-        f"{number}": bench.ours("3m", cut, batch=16 * number)
+        f"{number}": bench.ours("3m", cut, batch=16 * number, sharded=False)
         for number, cut in ((1, "one"), (2, "dp2"), (4, "dp4"))
     }
     records = bench.compete(jobs, rounds=12, steps=dict.fromkeys(jobs, 2))

@@ -17,7 +17,7 @@ from sailor.training.trainer import Trainer
 def contender(job: dict[str, Any]) -> Train:
     """A step of rank ``job["rank"]`` of a shape, cut as ``job["cut"]``."""
     shape = SHAPES[job["shape"]]
-    plan = plan_of(shape, job["cut"], batch=job.get("batch"))
+    plan = plan_of(shape, job["cut"], batch=job.get("batch"), sharded=job.get("sharded", False))
     layout = layout_of(plan, shape.spec())
     rank = job["rank"]
     settings = settings_of(plan, tokens=job["tokens"], deterministic=job["deterministic"])

@@ -74,8 +74,9 @@ SHAPES = {
 }  # fmt: skip
 
 
-def plan_of(shape: Shape, cut: str, *, batch: int | None = None) -> Plan:
-    """The shape, cut into equal parts; replicas share the batch."""
+def plan_of(shape: Shape, cut: str, *, batch: int | None = None, sharded: bool = False) -> Plan:
+    """The shape, cut into equal parts; replicas share the batch and, if ``sharded``, the
+    optimizer's work and memory."""
     tensor, pipeline, data = CUTS[cut]
     layers, left = divmod(shape.num_layers, pipeline)
     assert left == 0
@@ -88,7 +89,10 @@ def plan_of(shape: Shape, cut: str, *, batch: int | None = None) -> Plan:
     )  # fmt: skip
     count = (batch or shape.batch) // (shape.microbatch * data)
     replica = Replica(stages=stages, num_microbatches=count, microbatch_size=shape.microbatch)
-    return Plan(model=shape.name, replicas=(replica,) * data, sequence_length=SEQUENCE)
+    return Plan(
+        model=shape.name, replicas=(replica,) * data, sequence_length=SEQUENCE,
+        optimizer_sharding=sharded,
+    )  # fmt: skip
 
 
 def layout_of(plan: Plan, spec: ModelSpec) -> Layout:

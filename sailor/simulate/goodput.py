@@ -123,7 +123,7 @@ def tuned_restart(scene: Scene, restart: Restart) -> tuple[Rules, Outcome]:
     """Checkpoint-and-restart at its best on this very fleet: interval by Young and around it,
     newcomers taken in at once or at the next stop, whichever trains more."""
     between = mean_time_between_losses(scene.fleet)
-    step_s = _usual_step_seconds(scene)
+    step_s = usual_step_seconds(scene)
     young = restart.checkpoints(mean_time_between_losses_s=between, step_s=step_s)
     least = max(1, -int(-young.write_s // step_s))
     around = {max(least, round(young.every * f)) for f in (0.35, 0.6, 1.0, 1.6, 2.7)} | {least}
@@ -208,7 +208,7 @@ def gains(*, ours_many: Outcome, bounds: tuple[float, float], rival_few: Outcome
     return Gains(runtime=total / nodes, nodes=nodes)
 
 
-def _usual_step_seconds(scene: Scene) -> float:
+def usual_step_seconds(scene: Scene) -> float:
     """A step on the machines that are usually up."""
     levels = scene.fleet.levels()
     weight: Counter[int] = Counter()

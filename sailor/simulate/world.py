@@ -122,6 +122,7 @@ class World:
     _last: Formation | None = None  # the newest formation whose machines hold state
     _keepers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     _applied: int = 0
+    _copied: int = 0  # newest step of which all copies in memory were complete
     _durable: int = 0
     _cause: str = "start_up"  # what un-named time is
     _stepped: bool = False
@@ -373,7 +374,7 @@ class World:
             step, source = 0, "init"
         elif not covered(self._surviving(last)):
             if covered(self._surviving(last, copies=True)):
-                step, source = self._snapshot_step(last), "peer"
+                step, source = min(self._applied, max(self._copied, self._durable)), "peer"
             else:
                 step, source = self._durable, "disk"
                 self._restore_disk = True
@@ -405,17 +406,17 @@ class World:
                     parts.add(last.holds[node][1])
         return parts
 
-    def _snapshot_step(self, last: Formation) -> int:
-        """The newest step whose copies are complete: snapshots come every few steps, and a copy
-        takes its time to travel."""
-        every = self.job.snapshot_every
-        newest = self._applied - self._applied % every
-        share = farthest_move(last, afresh=True)
-        travel_s = share * self.job.state_bytes / self.costs.link_bytes_per_second
-        late = 0
-        if last.plan.step_seconds > 0:
-            late = int(travel_s // (every * last.plan.step_seconds)) + 1
-        return max(self._durable, newest - late * every, 0)
+    def _complete(self, training: _Training, t: float, *, every: int, seconds: float) -> int:
+        """The newest of every so many steps, and the one it began with, that had ``seconds`` to
+        travel before ``t``; 0 when none had."""
+        if t - training.began < seconds:
+            return 0
+        done = training.base + training.steps_by(t - seconds)
+        return max(training.base, done - done % every)
+
+    def _travel_seconds(self, formation: Formation, bandwidth: float) -> float:
+        """Of all that any one machine holds."""
+        return farthest_move(formation, afresh=True) * self.job.state_bytes / bandwidth
 
     def _switch(self, command: s.SendSwitch) -> None:
         pauses = self._kind()
@@ -531,8 +532,15 @@ class World:
         if self.sink is not None:
             self._log_steps(training, count)
         self._applied = training.base + count
+        formation, costs = training.formation, self.costs
+        travel_s = self._travel_seconds(formation, costs.link_bytes_per_second)
+        # Copies are made beside the next step, and told of after it.
+        copied = self._complete(training, t, every=every, seconds=max(travel_s, training.step_s))
+        self._copied = max(self._copied, copied)
         if persist:
-            self._durable = max(self._durable, self._applied - self._applied % persist)
+            write_s = self._travel_seconds(formation, costs.storage_bytes_per_second)
+            durable = self._complete(training, t, every=persist, seconds=write_s)
+            self._durable = max(self._durable, durable - durable % persist)
         self.account.book(t, cut)
 
     def _name_pause(self) -> None:

@@ -109,7 +109,7 @@ def test_a_part_with_another_live_owner_is_not_redone():
 
 def test_a_part_with_one_owner_comes_from_its_copy_one_snapshot_back():
     """One pipeline of two, so each is copied to the other; a third machine takes the place. The
-    loss is at 501 s, in step 101; the copy of step 100 was still on its way."""
+    loss is at 501 s, in step 101, beside which the copy of step 100 was still made."""
     job = a_job(snapshot_every=1)
     outcome = two_deep(*machines("x", "y"), ("came", 400.0, "s"), ("gone", 501.0, "x"), job=job)
     assert outcome.redone_steps == 1
@@ -117,7 +117,16 @@ def test_a_part_with_one_owner_comes_from_its_copy_one_snapshot_back():
         *machines("x", "y"), ("came", 400.0, "s"), ("gone", 501.0, "x"),
         job=a_job(snapshot_every=30),
     )  # fmt: skip
-    assert rare.redone_steps == 100 - 60
+    assert rare.redone_steps == 100 - 90
+
+
+def test_losses_on_the_heels_of_another_cost_no_further_step():
+    """While the others wait for a machine, the copies they fall back on are complete."""
+    outcome = two_deep(
+        *machines("x", "y"), ("came", 400.0, "s"), ("gone", 501.0, "x"), ("gone", 503.0, "s"),
+        ("came", 510.0, "t"), ("gone", 512.0, "t"), ("came", 520.0, "u"),
+    )  # fmt: skip
+    assert outcome.redone_steps == 1
 
 
 def test_what_nobody_holds_any_more_comes_from_the_durable_checkpoint():
