@@ -5,7 +5,8 @@
 Real runs of the command on this computer, one after the other: machines are moved by the operator,
 one is killed with a standby at hand, one without, and the whole job is killed and started again. A
 loaded computer stretches everything alike, so figures are ratios: a pause is given in median steps
-of the same run around it.
+of the same run around it. Beyond what this computer holds, the run's own life cycle is simulated
+with the pauses just measured (benchmarks/migration_beyond.py).
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.document import machine, show
+from benchmarks.migration_beyond import SIZES, beyond
 from benchmarks.migration_figures import Change, changes, losses, usual_interval
 from benchmarks.migration_run import Job, Setting, a_job, newest_step, seated
 from sailor.observe.events import Event
+from sailor.observe.history import replay
+from sailor.simulate.costs import measured
 
 PAPER_STEPS_BETWEEN_MOVES = 85
 """TrainMover's 32-GPU table rebalances every 10 minutes; of GPT-10B it says that a first iteration
@@ -41,11 +45,16 @@ def main() -> None:
     if arguments.sizes:
         sizes = [int(size) for size in arguments.sizes.split(",")]
     with tempfile.TemporaryDirectory(prefix="sailor-migration-") as folder:
-        document = report(Path(folder), sizes=sizes, moves=2 if arguments.quick else 4)
+        document = report(
+            Path(folder), sizes=sizes, moves=2 if arguments.quick else 4,
+            beyond_sizes=SIZES[:1] if arguments.quick else SIZES,
+        )  # fmt: skip
     show(document, as_json=arguments.json)
 
 
-def report(folder: Path, *, sizes: Sequence[int], moves: int) -> dict[str, Any]:
+def report(
+    folder: Path, *, sizes: Sequence[int], moves: int, beyond_sizes: tuple[int, ...] = SIZES
+) -> dict[str, Any]:
     """All runs, and the figures drawn from them."""
     main_size = 4 if 4 in sizes else sizes[0]
     by_size = {n: _moved(folder / f"moved-{n}", nodes=n, moves=moves) for n in sizes}
@@ -61,6 +70,10 @@ def report(folder: Path, *, sizes: Sequence[int], moves: int) -> dict[str, Any]:
     restart_steps = restarted_s / usual_interval(restart_log)
     reference = losses(restart_log)
     pause = _median_gap(planned[main_size])
+    larger = beyond(
+        measured(replay(main_run["log"])), step_s=usual, state_bytes_per_machine=0.0,
+        sizes=beyond_sizes,
+    )  # fmt: skip
     figures = {
         "planned_pause_steps": pause,
         "planned_steps_redone": max(c.steps_redone for c in planned[main_size]),
@@ -79,6 +92,10 @@ def report(folder: Path, *, sizes: Sequence[int], moves: int) -> dict[str, Any]:
         },
         "pause_s_by_workers": {n: median(c.gap_s for c in cs) for n, cs in planned.items()},
         "pause_steps_by_workers": {n: _median_gap(cs) for n, cs in planned.items()},
+        "simulated_pause_steps": {
+            size: {what: moved["pause_steps"] for what, moved in found.items()}
+            for size, found in larger.items()
+        },
         "rebalancing_efficiency": PAPER_STEPS_BETWEEN_MOVES
         / (PAPER_STEPS_BETWEEN_MOVES + max(0.0, pause)),
         "stayers_peak_growth": main_run["peak_growth"],
@@ -105,6 +122,7 @@ def report(folder: Path, *, sizes: Sequence[int], moves: int) -> dict[str, Any]:
         "detail": {
             "machine": machine(),
             "usual_step_s": usual,
+            "simulated": larger,
             "changes": {
                 name: [_plain(c) for c in cs]
                 for name, cs in (

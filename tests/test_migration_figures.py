@@ -2,8 +2,10 @@
 
 import pytest
 
+from benchmarks.migration_beyond import beyond
 from benchmarks.migration_figures import changes, losses, usual_interval
 from sailor.observe.events import Event
+from sailor.simulate.costs import stated
 
 
 def a_log(*entries):
@@ -50,3 +52,15 @@ def test_after_a_loss_time_counts_from_its_detection_and_a_step_redone_shows_in_
 
 def test_the_start_is_no_change():
     assert changes(a_log(a_pause(1, 1, planned=False, cause="start"), *BEFORE)) == []
+
+
+def test_a_simulated_move_costs_the_same_among_more_machines_and_together_with_others():
+    costs = stated(num_nodes=32)
+    found = beyond(costs, step_s=2.0, state_bytes_per_machine=1e9, sizes=(16, 256))
+    pauses = {moved["pause_steps"] for size in found.values() for moved in size.values()}
+    assert len(pauses) == 1
+    # In steps of 2 s: what is copied, at the speed of the line, and the flip.
+    (pause,) = pauses
+    flip_s = costs.planned.decide_s + costs.planned.switch_s
+    assert 0.0 < pause - (1e9 / costs.link_bytes_per_second + flip_s) / 2.0 < 0.1
+    assert all(moved["pauses"] == 1 for size in found.values() for moved in size.values())
