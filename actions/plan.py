@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rich.table import Table
 from actions.console import Console
 from actions.plan_page import page
 from actions.planning import Question, question
+from actions.prospects import Prospect, answered, prospect, spread
 from sailor.config import Config
 from sailor.plan import Plan, encode_hook
 from sailor.planner.bounds import Bound
@@ -43,8 +46,8 @@ STALE_DAYS = 60
 def run(config: Config, console: Console) -> int:
     """Search, show the table, write the chosen plan. Raises NoFeasiblePlan (exit 3)."""
     asked = question(config, live=config.cloud.live is True)
-    result = asked.answer()
-    around = look_around(asked, result)
+    result, moved = answered(asked)
+    around = look_around(asked, result, moved=moved)
     path = write_plan(result.best, folder=Path(config.runs_dir).expanduser() / "plans")
     picture = path.with_suffix(".html")
     picture.write_text(drawn(asked, result, around))
@@ -67,10 +70,14 @@ class Around:
     mixing: str
     changes: tuple[Change, ...]
     bound: Bound | None
+    prospects: Mapping[int, Prospect]
+    """By id of a candidate of the short list, where machines may vanish."""
+    risk: tuple[str, ...] = ()
+    """What is expected of the chosen plan, line by line."""
 
     def words(self) -> tuple[str, ...]:
         """Lines for people; only those that have something to say."""
-        lines = []
+        lines = list(self.risk)
         if self.bound is not None:
             lines.append(f"bound: {self.bound.words()}")
         if len(self.front) > 1:
@@ -94,9 +101,16 @@ def _ends(candidate: Candidate) -> str:
     return f"{time}{money} ({machines(candidate)})"
 
 
-def look_around(asked: Question, result: SearchResult) -> Around:
-    """The front, mixes, what would help, and how far from the best possible the plan is at most."""
+def look_around(asked: Question, result: SearchResult, *, moved: str = "") -> Around:
+    """The front, mixes, what would help, what interruptions will cost, and how far from the best
+    possible the plan is at most. ``moved``: what made it the first."""
+    rows = shortlist(result, rows=ROWS) if asked.spot_aware else ()
+    prospects = {id(c): p for c in rows if (p := prospect(c, asked)) is not None}
+    risk: tuple[str, ...] = (moved,) if moved else ()
+    if (mine := prospects.get(id(result.best))) is not None:
+        risk += mine.words(asked.limits, spread=spread(mine, asked))
     return Around(
+        prospects=prospects, risk=risk,
         front=front([c for c in result.candidates if c.feasible]),
         mixing=on_mixing(result),
         changes=changes(
@@ -152,7 +166,7 @@ def show(asked: Question, result: SearchResult, around: Around, console: Console
     console.print(header(asked), soft_wrap=True)
     if not console.is_terminal:  # into a file or a pipe the table goes in one piece
         console.width = max(console.width, 180)
-    console.print(table(result))
+    console.print(table(result, around.prospects))
     rejected = ", ".join(f"{reason} {number}" for reason, number in result.rejected.items())
     console.print(
         f"{len(result.candidates)} plans priced, {result.considered} ways to run the model "
@@ -208,10 +222,11 @@ def header(asked: Question) -> str:
     )
 
 
-def table(result: SearchResult) -> Table:
-    """The short list. Times and prices are without interruptions."""
+def table(result: SearchResult, prospects: Mapping[int, Prospect]) -> Table:
+    """The short list. Times and prices are the expected ones where machines may vanish; tokens/s
+    are those of all machines together."""
     shown = Table(
-        "#", "machines", "zone", "layout", "mem/GPU", "tok/s", "hours", "cost", "$/Btok",
+        "#", "machines", "zone", "layout", "mem/GPU", "tok/s", "goodput", "hours", "cost", "$/Btok",
         "verdict", box=None, pad_edge=False,
     )  # fmt: skip
     for number, candidate in enumerate(shortlist(result, rows=ROWS), start=1):
@@ -219,6 +234,11 @@ def table(result: SearchResult) -> Table:
         fullest = value.fullest
         verdict = "chosen" if number == 1 else lost_to(result.best, candidate)
         verdict = "; ".join(candidate.reasons) or verdict
+        hours, dollars = candidate.hours, candidate.dollars
+        price, goodput = value.dollars_per_billion_tokens, "-"
+        if (found := prospects.get(id(candidate))) is not None:
+            hours, dollars, goodput = found.hours, found.dollars, f"{found.goodput:.0%}"
+            price *= found.dollars / (candidate.dollars or found.dollars)
         shown.add_row(
             f"{'*' if number == 1 else ' '} {number}",
             machines(candidate),
@@ -226,9 +246,10 @@ def table(result: SearchResult) -> Table:
             layout(candidate),
             f"{gib(fullest.peak_bytes)} / {gib(fullest.capacity_bytes)}",
             count(value.tokens_per_second).replace(" ", ""),
-            "-" if candidate.hours is None else duration(candidate.hours * 3600),
-            "-" if candidate.dollars is None else f"${candidate.dollars:,.0f}",
-            f"{value.dollars_per_billion_tokens:,.1f}",
+            goodput,
+            "-" if hours is None or hours == inf else duration(hours * 3600),
+            "-" if dollars is None or dollars == inf else f"${dollars:,.0f}",
+            f"{price:,.1f}",
             verdict,
         )
     return shown
@@ -251,8 +272,12 @@ def document(
             "as_of": asked.catalogue.as_of.isoformat() if asked.catalogue.as_of else None,
             "age_days": age,
         },
-        "chosen": candidate_document(result.best),
-        "candidates": [candidate_document(c, full=False) for c in shortlist(result, rows=ROWS)],
+        "chosen": candidate_document(result.best) | _expected(asked, around, result.best),
+        "candidates": [
+            candidate_document(c, full=False) | _expected(asked, around, c, full=False)
+            for c in shortlist(result, rows=ROWS)
+        ],
+        "risk": list(around.risk),
         "plans_priced": len(result.candidates),
         "considered": result.considered,
         "rejected": dict(result.rejected),
@@ -271,6 +296,14 @@ def document(
         "plan_path": str(path),
         "picture_path": str(picture),
     }
+
+
+def _expected(
+    asked: Question, around: Around, candidate: Candidate, *, full: bool = True
+) -> dict[str, Any]:
+    """With interruptions; the figures beside it are without. Nothing where none are expected."""
+    found = around.prospects.get(id(candidate))
+    return {} if found is None else {"expected": found.document(asked.limits, full=full)}
 
 
 def candidate_document(candidate: Candidate, *, full: bool = True) -> dict[str, Any]:

@@ -49,6 +49,8 @@ class Question:
     objective: Objective
     catalogue: Catalogue
     profile: Profile | None = None  # None: data sheets
+    persist_every: int = 100  # steps between durable checkpoints
+    spot_aware: bool = True  # actions/prospects.py
 
     def answer(self) -> SearchResult:
         """Search. Raises NoFeasiblePlan."""
@@ -168,6 +170,8 @@ def _question(config: Config, *, live: bool = False) -> Question:
         ),
         objective=Objective[config.planner.objective.name],
         catalogue=catalogue,
+        persist_every=config.checkpoint.persist_every,
+        spot_aware=config.planner.spot_aware,
     )
 
 

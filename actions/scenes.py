@@ -14,6 +14,7 @@ from pathlib import Path
 from actions.domain import HERE
 from actions.fleets import recruited
 from actions.planning import Question, question
+from actions.prospects import LINK_SHARE, STATE_BYTES, answered, guard_with
 from provision.outlook import Place as Offered
 from provision.spot_model import RATES, ZoneModel, draw
 from provision.trace import Trace, merge, read_trace
@@ -23,7 +24,6 @@ from sailor.config import Config
 from sailor.errors import ConfigError
 from sailor.observe.events import read_events
 from sailor.observe.history import replay
-from sailor.planner.futures import Response
 from sailor.planner.hazard import NEVER, PRIOR, Hazard, Place, believe, from_price, observe
 from sailor.planner.question import Candidate
 from sailor.planner.risk import Guard, Pay
@@ -33,9 +33,6 @@ from sailor.simulate.goodput import Scene, Size
 from sailor.simulate.pace import PlannedSpeeds
 from sailor.simulate.world import Job
 from sailor.units import parse_seconds
-
-STATE_BYTES = 12  # of a parameter: fp32 weight and both Adam moments, what a box holds
-LINK_SHARE = 0.7  # of a card's nominal rate, as the planner takes it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,29 +176,9 @@ class Setting:
 
     def guard(self) -> Guard:
         """What the spot-aware choice has to know of the job and its costs."""
-        costs = self.costs
-        share = 1.0 / self.depth
-        copy_s = share * self.size.state_bytes / costs.link_bytes_per_second
-        loss_s = (
-            costs.detect_s + costs.unplanned.decide_s + costs.unplanned.prepare_s
-            + costs.unplanned.copy_s + costs.unplanned.switch_s + copy_s
-        )  # fmt: skip
-        planned = costs.planned
-        return Guard(
-            samples=self.total_samples,
-            machines=self.target,
-            depth=self.depth,
-            state_bytes=self.size.state_bytes,
-            response=Response(
-                loss_s=loss_s, join_s=planned.decide_s + planned.copy_s + planned.switch_s + copy_s,
-                boot_s=costs.boot_s,
-            ),
-            standby_loss_s=loss_s,  # the runtime's pause does not get shorter with one
-            start_s=costs.start.decide_s + costs.start.prepare_s + costs.start.extra_s,
-            snapshot_stall_s=costs.snapshot_stall_s,
-            persist_every=max(1, self.config.checkpoint.persist_every),
-            link_bytes_per_second=costs.link_bytes_per_second,
-            storage_bytes_per_second=costs.storage_bytes_per_second,
+        return guard_with(
+            self.costs, samples=self.total_samples, machines=self.target, depth=self.depth,
+            state_bytes=self.size.state_bytes, persist_every=self.config.checkpoint.persist_every,
         )  # fmt: skip
 
 
@@ -209,7 +186,7 @@ def setting(config: Config) -> Setting:
     """The world of a configuration. Raises what planning raises, DataError E506 for a trace that
     cannot be read and ConfigError E102 for zones, rates or a run folder that do not exist."""
     asked = question(config)
-    chosen = asked.answer().best
+    chosen = answered(asked)[0].best
     rental = max(chosen.rentals, key=lambda r: r.num_machines)
     kind = rental.offer.machine_type.name
     target = config.simulate.machines or sum(r.num_machines for r in chosen.rentals)

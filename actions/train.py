@@ -25,6 +25,7 @@ from actions.machines import (
     own_network,
 )
 from actions.planning import Question, question
+from actions.prospects import answered
 from actions.run_folder import config_digest
 from actions.signals import signals_restored, stop_signals
 from actions.trackers import follow, names_of
@@ -88,7 +89,7 @@ class _Training:
         """From the plan to the report."""
         folder = self.beginning.folder
         asked = question(self.config, live=self.config.cloud.live is not False)
-        chosen = asked.answer().best
+        chosen = answered(asked)[0].best
         folder.plan.write_bytes(chosen.plan.to_json())
         past = read_events(folder.events) if folder.events.exists() else ()
         with EventLog(folder.events, run=folder.name) as events:

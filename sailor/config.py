@@ -347,6 +347,8 @@ class PlannerConfig:
     """What makes one plan better than another."""
     min_tokens_per_second: float | None = None
     """The slowest plan that is good enough, tokens of the whole run per second."""
+    spot_aware: bool = True
+    """Compare plans by what they make of their machines' interruptions (docs/goodput.md)."""
     tensor_parallel: int | None = None
     """GPUs that share each matrix."""
     pipeline_parallel: int | None = None

@@ -17,6 +17,7 @@ from typing import Any
 
 from actions.console import Console
 from actions.planning import question
+from actions.prospects import answered
 from actions.recipe import Compose
 from actions.recipe.book import FOLDER, Recipe, find, names, read
 from actions.run_folder import read_summary, run_name
@@ -125,7 +126,7 @@ def with_header(text: str, **lines: str) -> str:
 def foretold(config: Config) -> tuple[str, str]:
     """The machines of the best plan, and what it takes. Raises NoFeasiblePlan."""
     asked = question(config)
-    best = asked.answer().best
+    best = answered(asked)[0].best
     when = asked.catalogue.as_of
     source = f"prices of {when.isoformat()}" if when else asked.catalogue.label
     if best.dollars is not None and not best.dollars:

@@ -112,21 +112,30 @@ class Futures:
         return float(np.quantile(self.finish_dollars, share, method="higher"))
 
 
-def imagine(setup: Setup, *, horizon_hours: float, number: int = 2000, seed: int = 0) -> Futures:
-    """Draw ``number`` futures of at most ``horizon_hours``. The same seed draws the same ones."""
-    if horizon_hours <= 0 or number < 1:
-        raise ValueError("futures need a horizon and a number")
-    return _Walk(setup, horizon_hours * 3600.0, number, np.random.default_rng(seed)).run()
+def imagine(
+    setup: Setup, *, horizon_hours: float, number: int = 2000, seed: int = 0,
+    most_intervals: int = MOST_INTERVALS,
+) -> Futures:  # fmt: skip
+    """Draw ``number`` futures of at most ``horizon_hours``. The same seed draws the same ones.
+
+    Time is walked in at most ``most_intervals``: fewer cost less and are less exact.
+    """
+    if horizon_hours <= 0 or number < 1 or most_intervals < 1:
+        raise ValueError("futures need a horizon, a number and an interval")
+    interval_s = max(LEAST_INTERVAL_S, horizon_hours * 3600.0 / most_intervals)
+    chance = np.random.default_rng(seed)
+    return _Walk(setup, horizon_hours * 3600.0, number, chance, interval_s=interval_s).run()
 
 
 class _Walk:
     """All futures on one clock. Arrays are (future, stand) or (future,)."""
 
     def __init__(
-        self, setup: Setup, horizon_s: float, number: int, chance: np.random.Generator
-    ) -> None:
+        self, setup: Setup, horizon_s: float, number: int, chance: np.random.Generator, *,
+        interval_s: float,
+    ) -> None:  # fmt: skip
         self.setup, self.horizon_s, self.number, self.chance = setup, horizon_s, number, chance
-        self.interval_s = max(LEAST_INTERVAL_S, horizon_s / MOST_INTERVALS)
+        self.interval_s = interval_s
         stands = setup.stands
         self.size = np.array([s.machines for s in stands], dtype=np.int64)
         self.price = np.array([s.price_per_hour for s in stands])

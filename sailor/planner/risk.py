@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import ceil, comb, inf, sqrt
 
-from sailor.planner.futures import Futures, Response, Setup, Stand, imagine
+from sailor.planner.futures import MOST_INTERVALS, Futures, Response, Setup, Stand, imagine
 from sailor.planner.hazard import Hazard, Place
 
 
@@ -248,8 +248,10 @@ def _fractional(
     part = min(1.0, max(0.0, total - below))
     low = _best(_whole(stands, up, below), standbys, speed)
     high = _best(_whole(stands, up, below + 1), standbys, speed) if part > 1e-9 else low
-    if low is None or high is None:
-        return None if part < 0.5 else high
+    if high is None:
+        return None
+    if low is None:  # too few to train at all, for the rest of the time
+        return part * high[0], high[1]
     return low[0] + part * (high[0] - low[0]), low[1] + part * (high[1] - low[1])
 
 
@@ -394,6 +396,7 @@ def judge(
     number: int = 2000,
     seed: int = 0,
     horizon_hours: float | None = None,
+    most_intervals: int = MOST_INTERVALS,
 ) -> tuple[Judged, ...]:
     """Live through the choices; the horizon defaults to three times the expected time."""
     judged = []
@@ -403,8 +406,9 @@ def judge(
         expected = guard.samples / choice.samples_per_second / 3600
         horizon = horizon_hours or 3.0 * expected + 1.0
         futures = imagine(
-            setup_of(choice, guard, speed), horizon_hours=horizon, number=number, seed=seed
-        )
+            setup_of(choice, guard, speed), horizon_hours=horizon, number=number, seed=seed,
+            most_intervals=most_intervals,
+        )  # fmt: skip
         judged.append(Judged(choice=choice, futures=futures))
     return tuple(judged)
 
