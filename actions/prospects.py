@@ -236,10 +236,11 @@ def guard_with(
             boot_s=costs.boot_s,
         ),
         standby_loss_s=loss_s,  # the runtime's pause does not get shorter with one
-        start_s=costs.start.decide_s + costs.start.prepare_s + costs.start.extra_s,
+        start_s=costs.start.decide_s + costs.start.prepare_s + costs.start.extra_s + costs.save_s,
         snapshot_stall_s=costs.snapshot_stall_s, persist_every=max(1, persist_every),
         link_bytes_per_second=costs.link_bytes_per_second,
         storage_bytes_per_second=costs.storage_bytes_per_second,
+        persist_stall_s=costs.persist_stall_s,
     )  # fmt: skip
 
 

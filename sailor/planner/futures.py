@@ -101,7 +101,7 @@ class Futures:
     def chance(self, *, dollars: float = inf, hours: float = inf) -> float:
         """Share of the futures that finish within both."""
         within = (self.finish_hours <= hours) & (self.finish_dollars <= dollars)
-        return float(within.mean())
+        return float((within & np.isfinite(self.finish_hours)).mean())
 
     def hours_at(self, share: float) -> float:
         """Hours that this share of futures needs at most."""

@@ -51,7 +51,10 @@ Speed = Callable[[Mapping[Place, int]], tuple[float, float] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """What the choice is about besides places. Seconds, bytes, bytes per second."""
+    """What the choice is about besides places. Seconds, bytes, bytes per second.
+
+    ``start_s``: before the first step and after the last one, where machines are paid for.
+    """
 
     samples: float
     machines: int  # wished for in all
@@ -65,6 +68,7 @@ class Guard:
     link_bytes_per_second: float
     storage_bytes_per_second: float
     most_standbys: int = 2
+    persist_stall_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -329,8 +333,8 @@ def _all_owners(mean_bulk: float, *, machines: int, depth: int) -> float:
 def snapshot_interval(
     guard: Guard, *, step_s: float, need_per_hour: float, copied: bool
 ) -> tuple[int, float]:
-    """(steps between snapshots, share of time they cost). Not more often than copies can travel,
-    and never more rarely than durable checkpoints, which are written from them."""
+    """(steps between snapshots, share of time that they and durable ones cost). Not more often than
+    copies can travel, and never more rarely than durable ones, which are written from them."""
     least = 1
     if copied:
         travel_s = guard.state_bytes / max(1, guard.depth) / guard.link_bytes_per_second
@@ -341,7 +345,8 @@ def snapshot_interval(
     else:
         every = round(sqrt(2.0 * guard.snapshot_stall_s * 3600 / need_per_hour) / step_s)
     every = min(max(every, least), most)
-    return every, guard.snapshot_stall_s / (every * step_s)
+    durable = guard.persist_stall_s / (max(1, guard.persist_every) * step_s)
+    return every, guard.snapshot_stall_s / (every * step_s) + durable
 
 
 def rank(offers: Sequence[Pay], guard: Guard, speed: Speed) -> tuple[Choice, ...]:

@@ -1,0 +1,119 @@
+"""What is believed of a place, before and after something was seen."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provision.spot_model import ZoneModel, draw
+from sailor.planner.hazard import (
+    NEVER,
+    PRIOR,
+    Evidence,
+    believe,
+    from_preemption_share,
+    from_price,
+    observe,
+)
+from tests.helpers.simulation import Change_ as Change
+
+PLACE = ("a", "m")
+
+
+def seen(*changes: Change, hours: float = 10.0) -> Evidence:
+    return observe(changes, seconds=hours * 3600)[PLACE]
+
+
+def test_the_belief_is_updated_event_by_event_and_hour_by_hour():
+    after = PRIOR.seen(Evidence(machine_hours=93.0, events=9, lost=9))
+    assert (after.shape, after.rate) == (9.7, 100.0)
+    assert after.events_per_machine_hour == pytest.approx(0.097)
+    assert "9 events in 93.0 machine-hours" in after.describe()
+
+
+def test_hours_without_a_loss_calm_and_never_promise():
+    beliefs = [PRIOR.seen(Evidence(machine_hours=h)) for h in (0.0, 10.0, 1000.0)]
+    rates = [b.events_per_machine_hour for b in beliefs]
+    assert rates[0] > rates[1] > rates[2] > 0.0
+
+
+def test_machines_that_stay_are_believed_to_whatever_is_seen():
+    assert NEVER.seen(Evidence(machine_hours=1.0, events=5, lost=5)) == NEVER
+    assert NEVER.machine_hours_per_loss == float("inf")
+    assert "never taken away" in NEVER.describe()
+
+
+def test_two_pieces_of_evidence_are_as_good_as_both_at_once():
+    one = Evidence(machine_hours=5.0, events=2, lost=3)
+    two = Evidence(machine_hours=7.0, events=1, lost=1)
+    assert PRIOR.seen(one + two).shape == pytest.approx(PRIOR.seen(one).seen(two).shape)
+    assert PRIOR.seen(one + two).rate == pytest.approx(PRIOR.seen(one).seen(two).rate)
+
+
+def test_losses_close_together_are_one_event_and_returns_are_matched_with_them():
+    """Four machines for an hour; two go within a minute, one comes back after half an hour."""
+    evidence = seen(
+        Change(0.0, "a", 4), Change(3600.0, "a", -1), Change(3660.0, "a", -1),
+        Change(5400.0, "a", 1), hours=2.0,
+    )  # fmt: skip
+    assert (evidence.events, evidence.lost, evidence.outages) == (1, 2, 0)
+    assert evidence.machine_hours == pytest.approx(4 + 3 / 60 + 29 / 60 * 2 + 0.5 * 3, rel=1e-3)
+    assert (evidence.returns, evidence.return_hours) == (1, pytest.approx(0.5))
+
+
+def test_an_event_that_takes_all_is_an_outage_that_lasts_until_something_comes_back():
+    evidence = seen(
+        Change(0.0, "a", 3), Change(3600.0, "a", -3), Change(3600.0 + 1800.0, "a", 3), hours=3.0
+    )
+    assert (evidence.events, evidence.outages, evidence.outage_lost) == (1, 1, 3)
+    assert evidence.outage_hours == pytest.approx(0.5)
+    assert evidence.returns == 0
+    assert PRIOR.seen(evidence).mean_bulk == PRIOR.mean_bulk  # outages say nothing of usual bulks
+
+
+def test_what_a_generator_does_is_what_is_believed_after_watching_it():
+    """200 hours of ten machines that are lost every four hours, two at a time: some 500 events, of
+    which 4 % is twice their spread."""
+    model = ZoneModel(
+        zone="a", machine_type="m", machines=10, node_hours_per_loss=4.0, mean_bulk=2.0
+    )
+    trace = draw([model], seconds=200 * 3600.0, seed=1)
+    belief = believe({PLACE: PRIOR}, observe(trace.events, seconds=trace.seconds))[PLACE]
+    assert belief.machine_hours_per_loss == pytest.approx(4.0, rel=0.12)
+    assert belief.mean_bulk == pytest.approx(2.0, rel=0.15)
+
+
+@given(st.floats(0.05, 1.2))
+@settings(max_examples=40, deadline=None)
+def test_a_dear_zone_is_believed_to_be_rougher_and_never_by_more_than_two(share):
+    usual = PRIOR.events_per_machine_hour
+    moved = from_price(PRIOR, spot=share, on_demand=1.0).events_per_machine_hour
+    assert usual / 2 <= moved * (1 + 1e-12)
+    assert moved <= usual * 2 * (1 + 1e-12)
+    dearer = from_price(PRIOR, spot=share * 1.1, on_demand=1.0).events_per_machine_hour
+    assert dearer >= moved
+
+
+def test_a_cloud_s_capacity_history_is_evidence():
+    evidence = from_preemption_share(0.25, stopped=40, machine_hours=100.0)
+    assert (evidence.events, evidence.lost) == (10, 10)
+    with pytest.raises(ValueError, match="share"):
+        from_preemption_share(1.5, stopped=4, machine_hours=1.0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"machine_hours": -1.0}, {"events": 2, "lost": 1}, {"events": 1, "lost": 1,
+                                                                    "outages": 2}]
+)  # fmt: skip
+def test_evidence_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"negative|event"):
+        Evidence(**wrong)
+
+
+@pytest.mark.parametrize(
+    "prices", [{"spot": 0.0, "on_demand": 1.0}, {"spot": 1.0, "on_demand": -1}]
+)
+def test_prices_that_are_none_move_nothing(prices):
+    with pytest.raises(ValueError, match="price"):
+        from_price(PRIOR, **prices)
