@@ -65,7 +65,8 @@ class Machinery:
 def first_requests(config: Config, chosen: Candidate) -> tuple[NodeRequest, ...]:
     """The machines a run starts with: those of its plan, or this computer's, spread over zones;
     and those that stand by, which are like the plan's most common ones."""
-    number = config.cloud.nodes + config.cloud.standbys
+    standbys = config.cloud.standbys or 0
+    number = config.cloud.nodes + standbys
     if config.cloud.name == "trace":
         return _spread(number, _trace_zones(trace_of(config), nodes=number))
     if config.cloud.name in HERE:
@@ -75,9 +76,7 @@ def first_requests(config: Config, chosen: Candidate) -> tuple[NodeRequest, ...]
     ]  # fmt: skip
     # Those that can stand in for most of the others.
     most = sorted(chosen.rentals, key=lambda rental: -rental.num_machines)
-    offers += [
-        rental.offer for rental, _ in zip(cycle(most), range(config.cloud.standbys), strict=False)
-    ]
+    offers += [rental.offer for rental, _ in zip(cycle(most), range(standbys), strict=False)]
     return tuple(
         NodeRequest(
             node=f"node-{number}",

@@ -18,6 +18,7 @@ from actions.console import Console
 from actions.plan_page import page
 from actions.planning import Question, question
 from actions.prospects import Prospect, answered, prospect, spread
+from actions.standing_by import standby_advice
 from sailor.config import Config
 from sailor.plan import Plan, encode_hook
 from sailor.planner.bounds import Bound
@@ -32,12 +33,10 @@ from sailor.planner.explain import (
     zones,
 )
 from sailor.planner.foreign import exports
-from sailor.planner.hazard import NEVER, PRIOR
 from sailor.planner.outlook import Change, changes, front, lost_to, on_mixing
 from sailor.planner.question import Candidate, SearchResult
-from sailor.planner.standbys import Advice, advise
 from sailor.planner.term import Term, worst_mark
-from sailor.units import count, duration, gib, parse_seconds
+from sailor.units import count, duration, gib
 
 ROWS = 8
 STALE_DAYS = 60
@@ -52,12 +51,14 @@ def run(config: Config, console: Console) -> int:
     picture = path.with_suffix(".html")
     picture.write_text(drawn(asked, result, around))
     told = document(asked, result, around, path=path, picture=picture)
-    if config.cloud.standbys:
-        told["standbys"] = asdict(standby_advice(config, result.best))
+    standby = standby_advice(config, result.best, asked)
+    told_of = config.cloud.standbys or (around.prospects and standby.losses_per_hour > 0)
+    if told_of:
+        told["standbys"] = asdict(standby)
     console.document(told)
     show(asked, result, around, console)
-    if config.cloud.standbys:
-        console.print(f"standby: {standby_advice(config, result.best).describe()}", soft_wrap=True)
+    if told_of:
+        console.print(f"standby: {standby.describe()}", soft_wrap=True)
     console.print(f"plan written: {path}\npicture: {picture}", soft_wrap=True)
     return 0
 
@@ -135,19 +136,6 @@ def drawn(asked: Question, result: SearchResult, around: Around) -> str:
         },
         others=[(c, "; ".join(c.reasons) or lost_to(result.best, c)) for c in rows[1:]],
     )  # fmt: skip
-
-
-def standby_advice(config: Config, chosen: Candidate) -> Advice:
-    """What the standbys that are wished for cost and save, by the prior belief of the plan's most
-    common machines. A replacement is taken to need half of what is waited for it."""
-    rental = max(chosen.rentals, key=lambda rental: rental.num_machines)
-    return advise(
-        PRIOR if rental.offer.spot else NEVER,
-        machines=sum(r.num_machines for r in chosen.rentals),
-        standbys=config.cloud.standbys,
-        price_per_hour=rental.offer.price_per_hour,
-        replacement_hours=parse_seconds(config.cloud.join) / 2 / 3600,
-    )
 
 
 def write_plan(chosen: Candidate, *, folder: Path) -> Path:

@@ -222,6 +222,8 @@ def _space(config: Config, spec: ModelSpec, catalogue: Catalogue) -> Space:
         num_stages=wish.pipeline_parallel,
         num_replicas=wish.data_parallel,
         max_machines=(
-            config.cloud.nodes if here else max(1, config.cloud.max_nodes - config.cloud.standbys)
+            config.cloud.nodes
+            if here
+            else max(1, config.cloud.max_nodes - (config.cloud.standbys or 0))
         ),
     )

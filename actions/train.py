@@ -28,6 +28,7 @@ from actions.planning import Question, question
 from actions.prospects import answered
 from actions.run_folder import config_digest
 from actions.signals import signals_restored, stop_signals
+from actions.standing_by import with_standbys
 from actions.trackers import follow, names_of
 from actions.waits import limits, stragglers
 from actions.worth import Worth
@@ -90,6 +91,7 @@ class _Training:
         folder = self.beginning.folder
         asked = question(self.config, live=self.config.cloud.live is not False)
         chosen = answered(asked)[0].best
+        self.config = with_standbys(self.config, chosen, asked)
         folder.plan.write_bytes(chosen.plan.to_json())
         past = read_events(folder.events) if folder.events.exists() else ()
         with EventLog(folder.events, run=folder.name) as events:
@@ -316,7 +318,7 @@ class _Training:
         """Asks for one more machine each time it is called, up to cloud.max_nodes."""
         config = self.config
         zones = list(dict.fromkeys(zone for zone, _, _ in recruiter.crew.offers))
-        apart = config.cloud.standbys
+        apart = config.cloud.standbys or 0
         spare = iter(range(config.cloud.nodes + apart, config.cloud.max_nodes + apart))
         tasks = []
 

@@ -17,7 +17,7 @@ def limits(config: Config, *, initial_nodes: int) -> Limits:
     runtime = config.runtime
     assemble = runtime.assemble or ("120s" if config.cloud.name in HERE else config.cloud.join)
     return Limits(
-        initial_nodes=initial_nodes, standbys=config.cloud.standbys,
+        initial_nodes=initial_nodes, standbys=config.cloud.standbys or 0,
         assemble_s=parse_seconds(assemble),
         halt_s=parse_seconds(runtime.halt), boundary_s=parse_seconds(runtime.boundary),
         plan_s=parse_seconds(runtime.plan), prepare_s=parse_seconds(runtime.prepare),

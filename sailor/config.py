@@ -305,8 +305,9 @@ class CloudConfig:
     """local only: memory each worker may use."""
     live: bool | None = None
     """Whether the cloud is asked for machines on offer, prices and quotas; null: when training."""
-    standbys: int = 0
-    """Machines beyond the plan's that are paid for, warm and idle, to take a leaver's place."""
+    standbys: int | None = 0
+    """Machines beyond the plan's that are paid for, warm and idle, to take a leaver's place; null:
+    as many as pay best by hazard and price, which may be none."""
     replace: bool = True
     """Whether another machine is asked for when one is lost."""
     trace: TraceConfig = field(default_factory=TraceConfig)

@@ -95,3 +95,36 @@ def test_a_plan_slower_than_asked_for_is_never_chosen(tmp_path):
     done = command(*words, "planner.min_tokens_per_second=1e12", tmp_path=tmp_path)
     assert done.returncode == 3
     assert "error[E303]" in done.stderr
+
+
+def test_standbys_are_weighed_and_left_to_the_balance_where_no_number_is_asked_for(tmp_path):
+    crowd = ("model=gpt_1b", "cloud=gcp", "cloud.machine_types=[a2-highgpu-1g]",
+             "output=json", "planner.objective=max_throughput", "cloud.spot=true",
+             "cloud.max_nodes=24")  # fmt: skip
+    told = {}
+    for wish in ("0", "2", "null"):
+        done = command(*crowd, f"cloud.standbys={wish}", tmp_path=tmp_path)
+        assert done.returncode == 0, done.stderr
+        told[wish] = json.loads(done.stdout)["standbys"]
+    assert (told["0"]["standbys"], told["2"]["standbys"]) == (0, 2)
+    assert told["2"]["dollars_per_hour"] > told["0"]["dollars_per_hour"] == 0.0
+    assert told["2"]["saved_per_hour"] > told["0"]["saved_per_hour"] == 0.0
+    # All machines that are allowed are in the plan: nobody is left to stand by.
+    assert told["null"]["standbys"] == 0
+    assert told["null"]["enough"] >= told["null"]["wanted"]
+
+
+def test_a_spot_plan_says_what_interruptions_cost(tmp_path):
+    done = command("model=gpt_1b", "cloud=gcp", "output=json", "budget.total_usd=300",
+                   tmp_path=tmp_path)  # fmt: skip
+    document = json.loads(done.stdout)
+    chosen, expected = document["chosen"], document["chosen"]["expected"]
+    assert 0.0 < expected["goodput"] < 1.0
+    assert expected["hours"] > chosen["hours"]
+    low, high = expected["hours_p50_p90"]
+    assert chosen["hours"] <= low <= high
+    assert 0.0 <= expected["chance"] <= 1.0
+    assert any(line.startswith("chance to finish within $300") for line in document["risk"])
+    here = json.loads(command("output=json", tmp_path=tmp_path).stdout)
+    assert "expected" not in here["chosen"]
+    assert "standbys" not in here

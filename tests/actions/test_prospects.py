@@ -8,6 +8,7 @@ import pytest
 
 from actions.planning import question
 from actions.prospects import answered, prospect, spread
+from actions.standing_by import standby_advice, with_standbys
 from tests.helpers.compose import a_config
 
 GPT = ("action=plan", "model=gpt_1b", "cloud=gcp")
@@ -119,3 +120,20 @@ def test_a_run_on_this_computer_has_no_prospects():
     asked = question(a_config("action=plan"))
     assert prospect(asked.answer().best, asked) is None
     assert answered(asked)[1] == ""
+
+
+def test_as_many_stand_by_as_pay_best_and_there_is_room_for():
+    """A crowd of forty, where a pause of everybody costs more than one machine."""
+    words = (*GPT, "cloud.machine_types=[a2-highgpu-1g]", "planner.objective=max_throughput")
+    config = a_config(*words, "cloud.standbys=null", "cloud.max_nodes=40", "cloud.spot=true")
+    asked = question(config)
+    config = replace(config, cloud=replace(config.cloud, max_nodes=48))
+    chosen = asked.answer().best
+    advice = standby_advice(config, chosen, asked)
+    assert advice.standbys == advice.wanted > 0
+    assert with_standbys(config, chosen, asked).cloud.standbys == advice.wanted
+    number = sum(r.num_machines for r in chosen.rentals)
+    tight = replace(config, cloud=replace(config.cloud, max_nodes=number))
+    assert with_standbys(tight, chosen, asked).cloud.standbys == 0
+    told = replace(config, cloud=replace(config.cloud, standbys=3))
+    assert with_standbys(told, chosen, asked) is told
