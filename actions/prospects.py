@@ -27,8 +27,8 @@ from sailor.units import duration
 
 STATE_BYTES = 12  # of a parameter: fp32 weight and both Adam moments, what a box holds
 LINK_SHARE = 0.7  # of a card's nominal rate, as the planner takes it
-FUTURES, FEWEST = 2000, 200
-INTERVALS = 600  # that many futures are walked in; longer runs have more of them and fewer futures
+FUTURES, FEWEST = 1000, 200
+INTERVALS = 400  # that many futures are walked in; longer runs have more of them and fewer futures
 _LONGEST_S = 600.0  # of an interval: half of what a machine is usually away
 _LOOKED_AT = 32  # of the search's best plans; and the best of every other kind of machine
 _SPREAD_OVER = 4  # places of a region
