@@ -107,10 +107,14 @@ class Setting:
             persist_every=self.config.checkpoint.persist_every,
         )
 
-    def fleet(self) -> Fleet:
-        """The machines the run's own recruiting holds on this trace."""
+    def fleet(self, *, zones: Sequence[str] | None = None) -> Fleet:
+        """The machines the run's own recruiting holds on this trace, or on some of its zones."""
+        trace, offers = self.trace, {p: o for p, o in self.offers.items() if p[2]}
+        if zones is not None:
+            trace = replace(trace, events=tuple(e for e in trace.events if e.zone in zones))
+            offers = {p: o for p, o in offers.items() if p[0] in zones}
         return recruited(
-            self.trace, offers={p: o for p, o in self.offers.items() if p[2]}, target=self.target,
+            trace, offers=offers, target=self.target,
             boot_s=self.costs.boot_s, gain_of=self._gain, seed=self.config.seed,
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,23 @@ from sailor.planner.hazard import Place
 from sailor.planner.risk import Judged, choose
 from sailor.simulate.fleet import Fleet
 from sailor.simulate.goodput import (
+    Gains,
     Result,
     bound_samples,
     contenders,
+    gains,
     mean_time_between_losses,
     side_by_side,
+    tuned_restart,
 )
 from sailor.simulate.picture import page
+from sailor.simulate.policies import Restart, framework_seconds
 from sailor.simulate.what_ifs import Point, chances, sweep_hazard, sweep_price
 from sailor.units import count, duration, parse_seconds
 
 SHARES_OF_TARGET = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # sizes a system of fixed size may choose
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+GAINS_AT = 1.0  # GB/s of storage per GPU, for restarting on one zone
 _SWEPT_FUTURES = 500
 
 
@@ -47,13 +52,17 @@ def run(config: Config, console: Console) -> int:
     best = judged[0]
     fleet = here.fleet()
     results = compare(here, fleet, snapshot_every=best.choice.snapshot_every)
-    words = opening(here, fleet, best)
+    zones = more_machines(here, results, storage=GAINS_AT)
+    words = [*opening(here, fleet, best), *gained(zones)]
     text = page(
         title=f"{here.asked.spec.name} on {here.target} x {here.kind}, simulated",
         words=words, futures=best.futures, fleet=fleet, results=results,
     )  # fmt: skip
     path = _write(text, folder=Path(config.runs_dir).expanduser() / "simulations")
-    console.document(document(here, fleet, results, judged, path=path))
+    console.document(
+        document(here, fleet, results, judged, path=path)
+        | {"gains_over_one_zone": {zone: _gains(found) for zone, found in zones.items()}}
+    )
     for line in words:
         console.print(line, soft_wrap=True, markup=False)
     console.print(table(results))
@@ -73,6 +82,47 @@ def compare(here: Setting, fleet: Fleet, *, snapshot_every: int) -> tuple[Result
         storage_bytes_per_second=[rate * 1e9 for rate in here.config.simulate.storage],
     )  # fmt: skip
     return side_by_side(scene, outcomes)
+
+
+def more_machines(here: Setting, results: Sequence[Result], *, storage: float) -> dict[str, Gains]:
+    """Zone -> what ours on all zones gains over restarting on that zone alone, GB/s per GPU of
+    storage: of better use, and of more machines. Nothing where there is one zone."""
+    zones = [zone for zone, _ in here.trace.places]
+    if len(zones) < 2:
+        return {}
+    outcome = next(r.outcome for r in results if r.policy == "ours")
+    scene = here.scene(here.fleet(), snapshot_every=1)
+    samples = scene.job.samples_per_step
+    everywhere = bound_samples(scene.fleet, scene.speeds, samples_per_step=samples)
+    restart = Restart(
+        framework_s=framework_seconds(here.size.num_gpus),
+        bytes_per_gpu=here.size.state_bytes / here.size.num_gpus,
+        storage_bytes_per_second=storage * 1e9, snapshot_s=here.costs.snapshot_stall_s,
+    )  # fmt: skip
+    found = {}
+    for zone in zones:
+        alone = replace(scene, fleet=here.fleet(zones=(zone,)))
+        bound = bound_samples(alone.fleet, alone.speeds, samples_per_step=samples)
+        _, rival = tuned_restart(alone, restart)
+        found[zone] = gains(ours_many=outcome, bounds=(bound, everywhere), rival_few=rival)
+    return found
+
+
+def gained(zones: Mapping[str, Gains]) -> list[str]:
+    """The same in words."""
+    return [
+        f"over restarting on {zone} alone: {found.total:.2f} times as much, of which "
+        f"{found.nodes:.2f} from more machines and {found.runtime:.2f} from using them better"
+        for zone, found in zones.items()
+        if found.total != float("inf")
+    ]
+
+
+def _gains(found: Gains) -> dict[str, float | None]:
+    return {
+        "total": _finite(found.total), "from_more_machines": _finite(found.nodes),
+        "from_the_runtime": _finite(found.runtime),
+    }  # fmt: skip
 
 
 def opening(here: Setting, fleet: Fleet, best: Judged) -> list[str]:

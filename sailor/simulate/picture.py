@@ -52,8 +52,8 @@ def page(
     if futures is not None:
         parts.append(_figure(
             "Possible futures", fan(futures, what="dollars"),
-            "Money spent over time in 2,000 drawn futures: half of them lie between the two inner "
-            "lines, nine in ten between the outer ones.",
+            f"Money spent over time in {futures.finish_hours.size:,} drawn futures: half of them "
+            "lie between the two inner lines, nine in ten between the outer ones.",
         ))  # fmt: skip
         parts.append(_figure(
             "", fan(futures, what="done"), "How much of the job is done by then."

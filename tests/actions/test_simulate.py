@@ -43,6 +43,12 @@ def test_policies_choices_chances_and_curves_come_in_one_document(tmp_path):
     assert {"chances", "hazard", "price"} == document["what_if"].keys()
     assert "prior" in next(iter(document["hazards"].values()))["text"]
     assert document["costs"]["sources"]
+    for found in document["gains_over_one_zone"].values():
+        assert found["total"] == pytest.approx(
+            found["from_more_machines"] * found["from_the_runtime"]
+        )
+        assert found["from_more_machines"] >= 1.0
+    assert len(document["gains_over_one_zone"]) == 2
 
     page = Path(document["page"]).read_text()
     assert "://" not in page.replace("http://www.w3.org", "")  # nothing is fetched
