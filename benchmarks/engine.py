@@ -4,7 +4,9 @@
 things measured in this run, in turns (benchmarks/engine_crew.py):
 
 - ``torch``: torch.distributed.pipelining + DTensor (TP2 x PP2) and + FSDP2 (PP2 x DP2), steps/s of
-  ours over theirs; replicas of ours share the optimizer's state and work, as those of FSDP2 do;
+  ours over theirs; replicas of ours share the optimizer's state and work, as those of FSDP2 do.
+  ``torch`` is FSDP2 by default, which gives parameters up after each forward pass; ``torch_kept``
+  keeps them, as torchtitan does with a pipeline;
 - ``peers``: PP2 x DP2 as a share of the ideal (two cores: half the time of one single-thread
   ``transformers`` process), TP2 x PP2 over that one process, and over what picotron and
   megatron-core were measured to reach in the same ratio;
@@ -76,11 +78,11 @@ class Bench:
             **more,
         }  # fmt: skip
 
-    def theirs(self, kind: str, shape: str) -> Part:
+    def theirs(self, kind: str, shape: str, **more: Any) -> Part:
         """A crew of somebody else's."""
         return {
             "kind": kind, "world_size": 1 if kind == "transformers" else 4, "shape": shape,
-            "tokens": self.tokens,
+            "tokens": self.tokens, **more,
         }  # fmt: skip
 
     def compete(
@@ -94,16 +96,25 @@ class Bench:
 
 def torch_part(bench: Bench) -> Part:
     """The same model and cut by torch's own parts."""
-    figures, detail = {}, {}
+    figures: dict[str, float] = {}
+    detail: Part = {}
     for cut in ("tp2pp2", "pp2dp2"):
-        jobs = {"ours": bench.ours("3m", cut), "torch": bench.theirs(f"torch_{cut}", "3m")}
-        records = bench.compete(jobs, rounds=16, steps={"ours": 3, "torch": 2})
-        times = ratio(records["torch"], records["ours"])
-        figures[f"ratio_vs_torch_{cut}"] = times["best"]
-        detail[cut] = {
-            "ratio": times, "cpu_ratio": ratio(records["torch"], records["ours"], of="cpu_s"),
-            **_details(records),
-        }  # fmt: skip
+        jobs = {
+            "ours": bench.ours("3m", cut),
+            "torch": bench.theirs(f"torch_{cut}", "3m", reshard=True),
+        }
+        if cut == "pp2dp2":
+            jobs["torch kept"] = bench.theirs(f"torch_{cut}", "3m", reshard=False)
+        records = bench.compete(
+            jobs, rounds=16, steps={name: 3 if name == "ours" else 2 for name in jobs}
+        )
+        for name in [name for name in jobs if name != "ours"]:
+            times = ratio(records[name], records["ours"])
+            figures[f"ratio_vs_{name.replace(' ', '_')}_{cut}"] = times["best"]
+            detail[f"{name} {cut}"] = {
+                "ratio": times, "cpu_ratio": ratio(records[name], records["ours"], of="cpu_s"),
+            }  # fmt: skip
+        detail[cut] = _details(records)
     return {"figures": figures, "detail": detail}
 
 

@@ -70,9 +70,12 @@ def contender(job: dict[str, Any]) -> Train:
         cut_tensors(module, mesh["tp"])
         num_replicas, replica = 1, 0
     else:
+        # Its own default gives parameters up after each forward pass and gathers them again for the
+        # backward one; torchtitan keeps them where there is a pipeline.
+        reshard = bool(job["reshard"])
         for layer in module.layers:
-            fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=False)
-        fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
+            fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=reshard)
+        fully_shard(module, mesh=mesh["dp"], reshard_after_forward=reshard)
         num_replicas, replica = 2, mesh["dp"].get_local_rank()
     share = shape.batch // num_replicas
     schedule = Schedule1F1B(
