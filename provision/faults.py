@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from sailor.cluster.provisioner import is_anchor
 from sailor.errors import ConfigError
 from sailor.faults import (
     POISON_AT,
@@ -237,7 +238,7 @@ class FaultInjector:
             case "last":
                 return [_node_of(worker) for worker in seats[-1:]]
             case "newest":
-                return list(self._nodes)[-1:]
+                return [node for node in self._nodes if not is_anchor(node)][-1:]
             case "":
                 staying = sorted(({_node_of(w) for w in seats} & set(nodes)) - self._leaving)
                 return [chance.choice(staying)] if staying else []

@@ -93,8 +93,13 @@ class TraceProvisioner:
         provisioner refuses at once.
         """
         for request in requests:
-            if request.node not in self._known:
+            if request.node in self._known:
+                continue
+            if request.spot:
                 await self._order(request)
+            else:  # a trace is of spot machines: others are there whenever they are asked for
+                self._known.add(request.node)
+                await self._inner.request(request)
 
     async def _order(self, request: NodeRequest) -> None:
         place = (request.zone, request.machine_type)

@@ -211,11 +211,17 @@ async def fetch(
 
 
 async def push(
-    address: tuple[str, int], segment: Segment, boxes: Sequence[str], *, identity: Identity
+    address: tuple[str, int],
+    segment: Segment,
+    boxes: Sequence[str],
+    *,
+    identity: Identity,
+    share: float = 1.0,
 ) -> int:
     """Copy boxes of a pinned, verified segment to a peer's memory. Returns the bytes sent.
 
-    Raises TransferFailed.
+    With a ``share`` below 1 the line is used for at most that part of the time: after each chunk
+    the sender rests, so that whoever trains has the rest of it. Raises TransferFailed.
     """
     link = await _dial(address, identity)
     try:
@@ -225,8 +231,11 @@ async def push(
         sent = 0
         if isinstance(answer, Accepted):
             for data in chunks(segment, boxes):
+                began = time.monotonic()
                 await link.send(Chunk(data=data))
                 sent += len(data)
+                if share < 1.0:
+                    await asyncio.sleep((time.monotonic() - began) * (1.0 / share - 1.0))
             answer = await _next(link)
         if not isinstance(answer, Stored):
             raise TransferFailed(getattr(answer, "reason", type(answer).__name__))
