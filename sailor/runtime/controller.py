@@ -522,6 +522,8 @@ class Controller:
                     await self._hear_durable(hello.node, part)
             else:
                 self._put(s.Joined(at=now, member=agent.member, slots=agent.slots))
+        else:
+            await self._returned(hello)
         try:
             while True:
                 message = await link.receive()
@@ -530,6 +532,27 @@ class Controller:
         except LinkClosed:
             self._roster.parted(hello.node, link, now=self._clock.now())
             await self._ask_after(hello.node, rounds=ROUNDS, hung_up=True)
+
+    async def _returned(self, hello: m.Hello) -> None:
+        """A member's connection has broken and is there again: learn what it could not tell."""
+        now, run = self._clock.now(), self._run
+        self._anchors.stands_still()
+        node = run.nodes.get(hello.node)
+        if node is None:
+            return
+        there = {status.worker: status for status in hello.workers}
+        for worker in set(node.member.workers) - there.keys():
+            cause = "ended while its node was away"
+            self._put(s.WorkerDied(at=now, worker=worker, cause=cause))
+        for worker in sorted(there.keys() - set(node.member.workers)):
+            self._put(s.WorkerStarted(at=now, worker=worker))
+        self._put(s.Returned(at=now, node=hello.node, generation=hello.generation))
+        for part in hello.persisted:
+            await self._hear_durable(hello.node, part)
+        active = run.active_generation
+        mine = [w for w in there.values() if active and w.generation == active]
+        if mine and all(status.doing == "finished" for status in mine):
+            self._put(s.NodeFinished(at=now, generation=active, node=hello.node))
 
     async def _measure_reach(self, node: str) -> None:
         """Learn whether the agent's port can be asked at all, while it surely lives."""

@@ -225,6 +225,17 @@ class Rejoined(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Returned(Event):
+    """A node's connection broke and is there again. What was on its way then is lost, both ways.
+
+    ``generation``: the one it was last told to go in, as far as it knows.
+    """
+
+    node: str
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Lost(Event):
     """A node is gone. ``silent_s``: how long before ``at`` its last sign of life was."""
 

@@ -445,9 +445,7 @@ class Worker:
             return
         if seat.snapshot_step != seat.step >= 0:
             await self._snapshot(seat, must=True)
-        self._say(
-            Stood(generation=order.generation, step=seat.step, records=tuple(seat.records))
-        )
+        self._say(Stood(generation=order.generation, step=seat.step, records=tuple(seat.records)))
 
     def _report(self, seat: _Seat, *, loss: float, step: int) -> None:
         record = self._record(seat, loss=loss, step=step)
@@ -484,7 +482,9 @@ class Child:
     pid: int
     link: _Ear
     body: Worker
-    tasks: tuple[asyncio.Task[None], ...] = ()
+    said: asyncio.Queue[Any]
+    life: asyncio.Task[None] | None = None
+    ear: asyncio.Task[None] | None = None
     generation: int = 0
 
 
@@ -554,28 +554,31 @@ class PretendNursery:
         said: asyncio.Queue[Any] = asyncio.Queue()
         body = Worker(me, exchange=self._exchange, chance=self._chance, say=said.put_nowait)
         child = Child(
-            worker=me, pid=1000 + self._incarnations[slot], link=_Ear(hear=body.hear), body=body
-        )
-        child.tasks = (
-            asyncio.ensure_future(self._see_through(body.run())),
-            asyncio.ensure_future(self._hand_on(child, said)),
-        )
+            worker=me, pid=1000 + self._incarnations[slot], link=_Ear(hear=body.hear), body=body,
+            said=said,
+        )  # fmt: skip
+        child.life = asyncio.ensure_future(self._see_through(body))
+        child.ear = asyncio.ensure_future(self._hand_on(child, said))
         self.children[me] = child
         return child
 
     async def _hand_on(self, child: Child, said: asyncio.Queue[Any]) -> None:
-        while True:
-            await self._on_message(child, await said.get())
+        """Never stopped inside the agent's own work: a worker's death does not unwind it."""
+        while (message := await said.get()) is not None:
+            await self._on_message(child, message)
 
-    async def _see_through(self, work: Awaitable[None]) -> None:
+    async def _see_through(self, body: Worker) -> None:
         try:
-            await work
+            await body.run()
         except Exception as error:  # a mistake in here must not look like a worker that hangs
             self._exchange.problems.append(f"a pretended worker broke: {error!r}")
             raise
 
     def _kill(self, child: Child) -> None:
         child.link.closed = True
-        for task in child.tasks:
-            task.cancel()
+        assert child.life is not None
+        child.life.cancel()
+        while not child.said.empty():  # words on their way are lost with it
+            child.said.get_nowait()
+        child.said.put_nowait(None)
         self._exchange.died(child.worker)
