@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from actions.anchor import Anchor, anchor
@@ -35,10 +36,12 @@ from actions.waits import limits, stragglers
 from actions.worth import Worth
 from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
+from provision.full_disk import FullDisk
 from provision.namespaces import Namespaces
 from provision.outlook import BackOff, advised
 from provision.recruit import Crew, Rules
 from provision.recruiter import Recruiter, Refusal
+from sailor.checkpoint.files import is_remote
 from sailor.checkpoint.interval import LossRate
 from sailor.cluster.provisioner import NodeRequest, is_anchor
 from sailor.config import Config, Output
@@ -271,6 +274,7 @@ class _Training:
                 join=self._joiner(controller, recruiter),
                 seed=config.seed,
                 past=past,
+                disk=_disk(self.beginning.checkpoint_directory),
             )
             injector.start()
         if machines.play is not None:
@@ -348,6 +352,11 @@ class _Training:
                 tasks.append(asyncio.ensure_future(controller.add_nodes(request)))
 
         return join
+
+
+def _disk(checkpoints: str) -> FullDisk | None:
+    """Where durable checkpoints go, if that is a folder."""
+    return None if is_remote(checkpoints) else FullDisk(Path(checkpoints))
 
 
 async def _play(play: Callable[[], Coroutine[Any, Any, None]], events: EventLog) -> None:

@@ -28,6 +28,7 @@ class Breakable(Provisioner, Protocol):
     def kill(self, node: str) -> None: ...
     def preempt(self, node: str, *, seconds: float) -> None: ...
     def memory_folder(self, node: str) -> Path | None: ...
+    def set_cut(self, node: str, *, cut: bool) -> None: ...
 
 
 class TraceProvisioner:
@@ -180,6 +181,10 @@ class TraceProvisioner:
         """Announce that a machine goes, as the inner provisioner does."""
         self._held.pop(node, None)
         self._inner.preempt(node, seconds=seconds)
+
+    def set_cut(self, node: str, *, cut: bool) -> None:
+        """Take a machine's network away, or give it back, as the inner provisioner does."""
+        self._inner.set_cut(node, cut=cut)
 
     def memory_folder(self, node: str) -> Path | None:
         """Where a machine keeps its snapshots, as the inner provisioner has it."""
