@@ -40,17 +40,19 @@ class Play:
     seed: int
     faster: float
     seconds: float  # from the first start to the wish to stop
+    more: tuple[str, ...] = ()  # words that come last
 
     def command(self, folder: Path) -> list[str]:
         """What is run."""
         which = [] if self.path is None else [f'cloud.trace.paths=["{self.path}"]']
-        return [
+        words = [
             sys.executable, str(ROOT / "run.py"), "cloud=trace", f"runs_dir={folder}",
             "run.name=played", f"seed={self.seed}", f"cloud.trace.faster={self.faster:g}",
             f"cloud.trace.most={MOST}", "train.steps=100000", "train.eval_samples=8",
             "checkpoint.persist_every=0", "faults=none",
-            "planner.patience=1h", "ui=plain", *which,
+            "planner.patience=1h", "ui=plain", *which, *self.more,
         ]  # fmt: skip
+        return list({word.partition("=")[0]: word for word in words}.values())
 
     def run(self, folder: Path) -> Path:
         """The log of a run that was stopped as a user stops one (exit code 75). Raises
