@@ -31,7 +31,7 @@ from benchmarks.goodput_torchrun import played
 from benchmarks.goodput_torchrun_worker import BATCH
 from benchmarks.recovery_run import COMMON, SIZES
 from sailor.observe.events import read_events
-from sailor.observe.history import replay
+from sailor.observe.history import RunHistory, replay
 from sailor.observe.metrics import measure
 from sailor.simulate.retrace import until_stopped
 
@@ -84,7 +84,7 @@ def row(segment: str, *, faster: float, seed: int) -> dict[str, Any]:
     path = recorded if recorded.exists() else None
     seconds = HOURS * 3600 / faster
     play = Play(
-        path=path, seed=seed, faster=faster, seconds=seconds,
+        path=path, seed=seed, faster=faster, seconds=seconds, from_step=True,
         more=(*_WORDS, f"train.global_batch_size={BATCH}", "planner.microbatch_size=1",
               "cloud.memory_per_gpu=4GiB", "cloud.trace.notice=0s", f"cloud.nodes={MOST}"),
     )  # fmt: skip
@@ -92,9 +92,7 @@ def row(segment: str, *, faster: float, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sailor-goodput-") as folder:
         history = replay(until_stopped(read_events(play.run(Path(folder) / "ours"))))
         ours = measure(history)
-        theirs = played(
-            trace, Path(folder) / "torchrun", seconds=seconds, most=MOST, seed=seed
-        )
+        theirs = played(trace, Path(folder) / "torchrun", seconds=seconds, most=MOST, seed=seed)
     trained_s = ours.wall_s - _first_step_s(history)
     our_pace, their_pace = ours.steps / trained_s, theirs.steps / theirs.wall_s
     return {
@@ -111,7 +109,7 @@ def row(segment: str, *, faster: float, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _first_step_s(history: Any) -> float:
+def _first_step_s(history: RunHistory) -> float:
     """When training began: both are measured from their first step on."""
     return min((g.t for g in history.generations), default=0.0)
 

@@ -115,7 +115,9 @@ def played(trace: Trace, folder: Path, *, seconds: float, most: int, seed: int) 
         while (now := time.time() - began) < seconds:
             fleet.match(_capacity(trace, now))
             time.sleep(0.05)
-        return _account(fleet.folder, until=began + seconds, since=began, every=every, step_s=step_s)
+        return _account(
+            fleet.folder, until=began + seconds, since=began, every=every, step_s=step_s
+        )
 
 
 def _tuned(
@@ -193,9 +195,7 @@ def _fleet(folder: Path, *, every: int, most: int, seed: int) -> Iterator[_Fleet
         [sys.executable, "-m", _MODULE, "--store", str(port)], env=_environment(), cwd=folder,
         stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    fleet = _Fleet(
-        folder=folder, port=port, every=every, most=most, chance=random.Random(seed)
-    )
+    fleet = _Fleet(folder=folder, port=port, every=every, most=most, chance=random.Random(seed))
     try:
         _listening(port)
         yield fleet

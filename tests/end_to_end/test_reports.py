@@ -1,6 +1,6 @@
 """What people have reported of other systems, done to this one. docs/faults.md names each report.
 
-    python -m pytest tests/end_to_end/test_reports.py -m matrix
+python -m pytest tests/end_to_end/test_reports.py -m matrix
 """
 
 from __future__ import annotations
