@@ -145,6 +145,7 @@ class Controller:
         self._copies = Copies(self._durable, events=events)
         self._anchors = Anchors(like=settings.anchor, join_s=settings.anchor_join_s)
         self._told_inventory = asyncio.Event()
+        self._told_go: dict[str, int] = {}  # node -> generation
         self._tasks: set[asyncio.Task[None]] = set()
         self._lookout = Lookout(settings.stragglers if settings.limits.standbys else None)
         self._rehearsals = Rehearsals(
@@ -546,7 +547,8 @@ class Controller:
             self._put(s.WorkerDied(at=now, worker=worker, cause=cause))
         for worker in sorted(there.keys() - set(node.member.workers)):
             self._put(s.WorkerStarted(at=now, worker=worker))
-        self._put(s.Returned(at=now, node=hello.node, generation=hello.generation))
+        missed = self._told_go.get(hello.node, 0) > hello.generation
+        self._put(s.Returned(at=now, node=hello.node, missed_go=missed))
         for part in hello.persisted:
             await self._hear_durable(hello.node, part)
         active = run.active_generation
@@ -797,6 +799,7 @@ class Controller:
                     losses_per_s=self._hazard.per_machine_s * len(command.layout.nodes),
                 )
                 self._anchors.stands_still()  # whatever was under way is of a generation that ended
+                self._told_go |= dict.fromkeys(command.layout.nodes, command.generation)
                 await self._tell(command.layout.nodes, go)
                 await self._store.drop_before(command.generation)
             case s.SendDrop():

@@ -190,7 +190,7 @@ def _returned(run: Run, event: Returned) -> Outcome:
         run, more = want_plan(run, event.at, cause=t.cause)
         return run, commands + more
     seated = run.active is not None and event.node in run.active.nodes
-    if run.training and seated and event.generation < run.active_generation and not run.stumble:
+    if run.training and seated and event.missed_go and run.stumble is None:
         return replace(run, stumble=Stumble(at=event.at, cause=f"{cause} as it was to go")), []
     return run, []
 

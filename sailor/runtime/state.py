@@ -228,11 +228,11 @@ class Rejoined(Event):
 class Returned(Event):
     """A node's connection broke and is there again. What was on its way then is lost, both ways.
 
-    ``generation``: the one it was last told to go in, as far as it knows.
+    ``missed_go``: it was told to train, and knows nothing of it.
     """
 
     node: str
-    generation: int
+    missed_go: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
