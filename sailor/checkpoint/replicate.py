@@ -27,7 +27,7 @@ from sailor.runtime.transport import Link, LinkClosed, connect
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 128 << 10  # larger ones are faulted in anew each time, and leave the cache
 CONNECT_S = 5.0
 PING_BYTES = 256 << 10
 PINGS = 5
