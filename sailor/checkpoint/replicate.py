@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 128 << 10  # larger ones are faulted in anew each time, and leave the cache
 CONNECT_S = 5.0
+SLOW_CHUNK_S = 0.02  # a chunk that took longer went over a slow line: 6 MB/s
+SLOW_SHARE = 0.5  # of which copies take no more
 PING_BYTES = 256 << 10
 PINGS = 5
 SILENCE_S = 20.0  # longest wait for the other side's next message
@@ -221,7 +223,8 @@ async def push(
     """Copy boxes of a pinned, verified segment to a peer's memory. Returns the bytes sent.
 
     With a ``share`` below 1 the line is used for at most that part of the time: after each chunk
-    the sender rests, so that whoever trains has the rest of it. Raises TransferFailed.
+    the sender rests, so that whoever trains has the rest of it. A slow line is in any case. Raises
+    TransferFailed.
     """
     link = await _dial(address, identity)
     try:
@@ -234,8 +237,10 @@ async def push(
                 began = time.monotonic()
                 await link.send(Chunk(data=data))
                 sent += len(data)
-                if share < 1.0:
-                    await asyncio.sleep((time.monotonic() - began) * (1.0 / share - 1.0))
+                took_s = time.monotonic() - began
+                used = min(share, SLOW_SHARE) if took_s > SLOW_CHUNK_S else share
+                if used < 1.0:
+                    await asyncio.sleep(took_s * (1.0 / used - 1.0))
             answer = await _next(link)
         if not isinstance(answer, Stored):
             raise TransferFailed(getattr(answer, "reason", type(answer).__name__))
