@@ -30,14 +30,13 @@ from sailor.cluster.provisioner import (
     Started,
     is_anchor,
 )
-from sailor.errors import CloudError, NoFeasiblePlan
-from sailor.parallel.boxes import all_boxes
+from sailor.errors import NoFeasiblePlan
 from sailor.parallel.layout import Layout, Member
 from sailor.plan import Plan
 from sailor.runtime import messages as m
 from sailor.runtime import state as s
 from sailor.runtime.adoption import to_adopt
-from sailor.runtime.anchors import Anchors
+from sailor.runtime.anchoring import Anchoring, trained
 from sailor.runtime.chronicle import Chronicle
 from sailor.runtime.copies import Copies
 from sailor.runtime.durable import Durable
@@ -63,7 +62,6 @@ HELLO_S = 10.0  # for a new connection's first word
 REACH_S = 2.0  # for a first connection to an agent's port
 FAR_S = 0.25  # connecting takes no longer, unless we were busy when it was measured
 UNREACHABLE_S = 0.3  # beyond what connecting takes: then the machine does not answer
-INVENTORY_S = 1.0  # for an anchor to say what it has
 ROUNDS, ROUND_S = 5, 0.01  # how often an agent that hung up is asked after, and how fast
 
 T = TypeVar("T")
@@ -143,8 +141,12 @@ class Controller:
             clock=self._clock,
         )  # fmt: skip
         self._copies = Copies(self._durable, events=events)
-        self._anchors = Anchors(like=settings.anchor, join_s=settings.anchor_join_s)
-        self._told_inventory = asyncio.Event()
+        self._anchoring = Anchoring(
+            settings.anchor, join_s=settings.anchor_join_s, run=settings.run, events=events,
+            clock=self._clock, roster=lambda: self._roster, copies=self._copies,
+            order=self.add_nodes, refused=self._note_refused,
+            lose=lambda node, cause: self._lose(node, cause, 0.0),
+        )  # fmt: skip
         self._told_go: dict[str, int] = {}  # node -> generation
         self._tasks: set[asyncio.Task[None]] = set()
         self._lookout = Lookout(settings.stragglers if settings.limits.standbys else None)
@@ -187,12 +189,11 @@ class Controller:
         """Before ``start``: which of ``members`` have a machine still. None: the run begins anew,
         from its durable checkpoint."""
         layout, active = self._lived_on, self._journal.active
-        anchors = [node for node in living if is_anchor(node)]
-        trained = [node for node in living if not is_anchor(node)]
-        self._anchors.expect(anchors, now=self._clock.now())
+        anchors = self._anchoring.expect(living)
+        others = [node for node in living if node not in anchors]
         for node in set(self._journal.members) - set(living):
             self._journal = self._journal.left(node)
-        if layout is None or active is None or not trained:
+        if layout is None or active is None or not others:
             self._journal = self._journal.alone(besides=anchors)
             self._roster = Roster(members=self._journal.members, given_up=self._journal.fenced)
             return
@@ -205,7 +206,7 @@ class Controller:
             generation=self._journal.generation,
             active=layout,
             active_generation=active.generation,
-            awaited=frozenset(trained),
+            awaited=frozenset(others),
         )
         self._chronicle.takes_over(layout)
         self._durable.trust_what_is_there()
@@ -335,7 +336,8 @@ class Controller:
             await asyncio.sleep(TICK_S)
             now = self._clock.now()
             self._hazard = self._hazard.watched(TICK_S * len(self._run.nodes))
-            await self._mind_anchor(now)
+            steps = self._chronicle.step_seconds
+            await self._anchoring.mind(self._run, step_s=median(steps) if steps else None)
             for agent in self._roster.to_ask_after(now=now):
                 self._beside(self._ask_after(agent.node, rounds=1, hung_up=False))
             for node, cause, silent_s in self._roster.overdue(
@@ -382,59 +384,7 @@ class Controller:
             retry_s=news.retry_s,
             lasting=news.lasting,
         )
-        self._anchors.refused(
-            news.node, now=self._clock.now(), retry_s=news.retry_s, lasting=news.lasting
-        )
-
-    async def _mind_anchor(self, now: float) -> None:
-        """See that there is one, if there is to be one, and that it gets the next step."""
-        if late := self._anchors.overdue(now=now):
-            self._lose(late, "did not come", now - self._run.started_at)
-        if (request := self._anchors.order(now=now)) is not None:
-            try:
-                await self.add_nodes(request)
-            except CloudError as error:  # told at once that it can never be had
-                self._note_refused(Refused(node=request.node, error=error, lasting=True))
-        run, steps = self._run, self._chronicle.step_seconds
-        if run.phase is not s.Phase.training or run.active is None or not steps:
-            return
-        copying = self._anchors.next_copy(
-            now=now, generation=run.active_generation, step=run.step, last_step=run.total_steps,
-            step_s=median(steps), nodes=run.active.nodes,
-        )  # fmt: skip
-        if copying is None:
-            return
-        anchor = self._roster.agents[copying.anchor]
-        await self._retain(copying.anchor)
-        await self._tell(
-            run.active.nodes,
-            m.CopyOut(
-                generation=copying.generation, step=copying.step, anchor=copying.anchor,
-                address=anchor.address,
-            ),
-        )  # fmt: skip
-
-    async def _retain(self, anchor: str) -> None:
-        """Only what it has all of is worth its memory."""
-        complete = self._anchors.complete
-        retain = m.Retain(step=-1)
-        if complete is not None:
-            retain = m.Retain(generation=complete.generation, step=complete.step)
-        await self._roster.send(anchor, retain)
-
-    async def _anchored(self, told: m.CopiedOut) -> None:
-        anchor = self._anchors.there
-        done = self._anchors.heard(told, now=self._clock.now())
-        if done is not None:
-            self._events.write(
-                "anchored",
-                generation=done.generation,
-                step=done.step,
-                node=anchor,
-                bytes=done.bytes,
-                seconds=done.seconds,
-            )
-            await self._retain(anchor)
+        self._anchoring.refused(news)
 
     async def _goes_now(self, node: str) -> None:
         """A machine that is gone is lost, not to be planned without while it trains."""
@@ -448,7 +398,7 @@ class Controller:
     def _lose(self, node: str, cause: str, silent_s: float) -> None:
         self._shut_out(node, cause, silent_s)
         if is_anchor(node):
-            self._anchors.lost(node, now=self._clock.now())
+            self._anchoring.lost(node)
         else:
             self._put(s.Lost(at=self._clock.now(), node=node, cause=cause, silent_s=silent_s))
 
@@ -514,9 +464,7 @@ class Controller:
                 workers=[{"worker": str(w.worker), "pid": w.pid} for w in hello.workers],
             )
             if is_anchor(hello.node):
-                run = self.settings.run
-                boxes = {box.name for box in all_boxes(run.spec, pieces=run.pieces)}
-                self._anchors.joined(hello.node, hello.holdings, boxes=boxes)
+                self._anchoring.joined(hello)
             elif member:
                 self._put(self._rejoined(hello, agent.member, agent.slots))
                 for part in hello.persisted:
@@ -537,7 +485,7 @@ class Controller:
     async def _returned(self, hello: m.Hello) -> None:
         """A member's connection has broken and is there again: learn what it could not tell."""
         now, run = self._clock.now(), self._run
-        self._anchors.stands_still()
+        self._anchoring.interrupted()
         node = run.nodes.get(hello.node)
         if node is None:
             return
@@ -647,7 +595,7 @@ class Controller:
                 for record in message.records:
                     self._chronicle.step(record)
                 if is_anchor(node):
-                    self._told_inventory.set()
+                    self._anchoring.told_holdings()
                 else:
                     self._put(s.NodeHalted(at=now, generation=generation, node=node))
             case m.Switched():
@@ -680,7 +628,7 @@ class Controller:
             case m.Persisted():
                 await self._hear_durable(node, message)
             case m.CopiedOut():
-                await self._anchored(message)
+                await self._anchoring.hear(message)
             case m.NoticeSeen():
                 self._events.write(
                     "notice", node=node, seconds=message.seconds, source=message.source
@@ -798,7 +746,7 @@ class Controller:
                     record=self._rehearsals.to_record(command.layout),
                     losses_per_s=self._hazard.per_machine_s * len(command.layout.nodes),
                 )
-                self._anchors.stands_still()  # whatever was under way is of a generation that ended
+                self._anchoring.interrupted()
                 self._told_go |= dict.fromkeys(command.layout.nodes, command.generation)
                 await self._tell(command.layout.nodes, go)
                 await self._store.drop_before(command.generation)
@@ -918,17 +866,17 @@ class Controller:
         return median(steps) < left
 
     async def _choose(self, command: s.ChooseSources) -> None:
-        there = self._roster.agents
-        trained = {name: agent for name, agent in there.items() if not is_anchor(name)}
-        copies, committed = self._copies.in_memory(trained, self._run, live=command.live)
+        copies, committed = self._copies.in_memory(
+            trained(self._roster.agents), self._run, live=command.live
+        )
         self._events.write("committed", generation=self._run.active_generation, step=committed)
         starts = self._journal.starts
         try:
             restore = await self._copies.choose(command, copies, starts=starts)
             # An anchor is asked only where it can help: nobody waits for one that cannot.
             lacking = restore.step < committed or restore.farthest_tier in ("disk", "init")
-            if lacking and await self._ask_anchor():
-                copies += self._copies.of_anchor(self._roster.agents, self._anchors.there)
+            if lacking and (more := await self._anchoring.copies()):
+                copies += more
                 restore = await self._copies.choose(command, copies, starts=starts)
         except store.CheckpointFailed as error:
             log.error("%s", error.render())
@@ -942,19 +890,6 @@ class Controller:
                 source=restore.farthest_tier,
             )
         )
-
-    async def _ask_anchor(self) -> bool:
-        """Have the anchor say what it holds. Whether it did."""
-        self._told_inventory.clear()
-        if not await self._roster.send(self._anchors.there, m.Halt(boundary=False)):
-            return False
-        try:
-            async with asyncio.timeout(INVENTORY_S):
-                await self._told_inventory.wait()
-        except TimeoutError:
-            log.warning("%s does not say what it holds", self._anchors.there)
-            return False
-        return True
 
     async def _switch(self, command: s.SendSwitch) -> None:
         generation, layout = command.generation, command.layout
