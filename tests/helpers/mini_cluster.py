@@ -32,7 +32,8 @@ from sailor.runtime.controller import Controller, ControllerSettings, Outcome
 from sailor.runtime.identity import Identity, create_identity
 from sailor.runtime.messages import RunSettings
 from tests.helpers.builders import a_plan, a_spec
-from tests.helpers.pretend_workers import Exchange, PretendNursery
+from tests.helpers.pretend_exchange import Exchange
+from tests.helpers.pretend_workers import PretendNursery
 from tests.helpers.settings import some_settings
 
 log = logging.getLogger(__name__)

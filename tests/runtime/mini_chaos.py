@@ -32,7 +32,7 @@ from sailor.observe.events import contract_problems
 from sailor.runtime import state as s
 from tests.helpers import invariants as check
 from tests.helpers.mini_cluster import ENOUGH, FEWEST, MiniCluster
-from tests.helpers.pretend_workers import state_after
+from tests.helpers.pretend_exchange import state_after
 
 SETTLE_S = 60.0  # for the run to train again once all is quiet; a loaded machine's patience
 MOST_STEPS = 1_000_000  # never reached: the run is stopped
