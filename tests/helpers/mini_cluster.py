@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from tests.helpers.settings import some_settings
 
 log = logging.getLogger(__name__)
 
+HANG_UP_S = 20.0  # a handshake that nobody ends is given up before
 FEWEST = 2  # machines that can hold the model
 ENOUGH = 6
 _CUTS: dict[int, list[list[int]]] = {
@@ -177,6 +179,7 @@ class MiniCluster:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[Outcome]]:
         """The run; ended, whatever happens, with the block."""
+        sockets = _sockets()
         with EventLog(self._folder / "events.jsonl", run=self.run_name) as events:
             events.subscribe(self.events.append)
             self.controller = Controller(
@@ -191,7 +194,7 @@ class MiniCluster:
                 if not task.done():
                     task.cancel()
                 await asyncio.wait({task})
-                await asyncio.sleep(0.05)  # for aborted transports to close their sockets
+                await _hung_up(sockets)
                 sweep(self.run_name)
 
     async def join(self) -> None:
@@ -221,6 +224,23 @@ class MiniCluster:
             silence_s=5.0, lease_s=20.0, rehearse=False, leave_s=5.0,
             anchor=anchor if self._anchored else None,
         )  # fmt: skip
+
+
+async def _hung_up(before: int) -> None:
+    """Until dropped connections, those in the middle of a handshake included, have closed their
+    sockets at both ends; the loop must not end before."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HANG_UP_S):
+            while _sockets() > before:
+                await asyncio.sleep(0.02)
+
+
+def _sockets() -> int:
+    count = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            count += os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
+    return count
 
 
 def _request(number: int) -> NodeRequest:
