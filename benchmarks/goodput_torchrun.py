@@ -26,7 +26,7 @@ from benchmarks.recovery_run import ROOT
 from benchmarks.recovery_torchrun import kill_tree
 from provision.trace import Trace
 
-FIRST_EVERY = 20
+FIRST_EVERY = 10
 PATIENCE_S = 120.0
 _MODULE = "benchmarks.goodput_torchrun_worker"
 

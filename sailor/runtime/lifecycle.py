@@ -58,6 +58,7 @@ from sailor.runtime.state import (
     Restorable,
     Returned,
     Run,
+    SendHalt,
     StepApplied,
     StepRefused,
     Stop,
@@ -189,6 +190,11 @@ def _returned(run: Run, event: Returned) -> Outcome:
         run, commands = drop(run, why=cause)
         run, more = want_plan(run, event.at, cause=t.cause)
         return run, commands + more
+    if run.stopping is not None and event.node in run.stopping:
+        again = SendHalt(
+            generation=run.active_generation, nodes=(event.node,), boundary=True, persist=True
+        )
+        return run, [again]  # being told twice does no harm
     seated = run.active is not None and event.node in run.active.nodes
     if run.training and seated and event.missed_go and run.stumble is None:
         return replace(run, stumble=Stumble(at=event.at, cause=f"{cause} as it was to go")), []

@@ -108,12 +108,16 @@ class Storm:
             case "false_alarm":
                 machines.tell(node, seconds=0.5)
             case "cut_link":
-                link = machines.agent(node)._link
-                if link is not None:
-                    link.abort()
+                self.cut_link(node)
             case "corrupt":
                 self._rot(node)
         return f"{kind} {node}"
+
+    def cut_link(self, node: str) -> None:
+        """Its connection to the controller breaks; it dials in again."""
+        link = self.cluster.machines.agent(node)._link
+        if link is not None:
+            link.abort()
 
     def _rot(self, node: str) -> None:
         """Flip a bit of one verified snapshot of a node."""
@@ -173,6 +177,8 @@ async def _weather(cluster: MiniCluster, *, events: int) -> Storm:
         await _until(lambda: _steps(cluster) > before + 5, run, what="training after the storm")
         storm.look()
         cluster.controller.ask_stop(s.End.interrupted, "enough")
+        await asyncio.sleep(cluster.chance.uniform(0.0, 0.02))
+        storm.cut_link(cluster.chance.choice(storm.nodes))
         outcome = await asyncio.wait_for(run, SETTLE_S)
         assert outcome.end is s.End.interrupted, outcome
         assert all(proof.released for proof in outcome.released)

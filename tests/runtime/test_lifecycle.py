@@ -450,6 +450,17 @@ def test_a_connection_that_breaks_while_all_train_changes_nothing_unless_a_go_wa
     assert of_kind(commands, s.SendHalt)
 
 
+def test_a_connection_that_breaks_during_the_last_save_has_the_node_told_again():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(run, s.StopAsked(at=11, end=s.End.interrupted, why="SIGTERM"))
+    run, commands = drive(run, s.Returned(at=11.2, node="n0"))
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert (halt.nodes, halt.boundary, halt.persist) == (("n0",), True, True)
+    run, _ = drive(run, s.NodeSaved(at=12, node="n0"))
+    _, commands = drive(run, s.Returned(at=12.1, node="n0"))
+    assert commands == []
+
+
 def test_a_step_broken_for_no_known_reason_is_recovered_from():
     """A link that went silent kills nobody: its two ends would have waited for ever."""
     run = a_training_run("n0", "n1")
