@@ -136,6 +136,7 @@ def test_the_controller_and_all_machines_die_and_the_next_start_finds_the_anchor
     check.check_same_training(log, undisturbed(STEPS).events)
 
 
+@pytest.mark.matrix
 def test_what_an_anchor_costs_is_in_the_summary_and_it_is_no_standby(place):
     ended = place.train("cloud.nodes=2", *WORDS, "train.steps=40")
     assert ended.code == 0, ended.told()

@@ -100,7 +100,7 @@ def test_with_nothing_left_anywhere_the_run_says_that_it_begins_again(place, und
 def test_a_spare_takes_the_place_of_a_machine_however_that_ends(place, undisturbed, how):
     """A closed terminal and a SIGKILL are the same to the others (pytorch 114097); for SIGTERM see
     the false alarm."""
-    steps = 200
+    steps = 100
     words = ("cloud.nodes=2", "cloud.standbys=1", f"train.steps={steps}")
     with place.start(*words) as run:
         run.until_step(10)
