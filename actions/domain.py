@@ -124,7 +124,7 @@ def faults(config: Config) -> tuple[Fault, ...]:
             f"the script of faults {where} cannot be used", code="E105",
             why=str(error), where=where, fix="conf/faults/demo.yaml shows how one is written",
         ) from error  # fmt: skip
-    check_cloud(script, cloud=config.cloud.name)
+    check_cloud(script, cloud=config.cloud.name, isolated=config.cloud.isolated)
     return script
 
 

@@ -24,12 +24,13 @@ from actions.traces import trace_of, zones_of
 from provision.catalog import LOCAL_MACHINE, LOCAL_ZONES
 from provision.clusters import ClusterProvisioner, end_leftovers
 from provision.faults import Machines
+from provision.hosts import LOCAL_HOST, Host
 from provision.local import LocalProvisioner
 from provision.local import end_leftovers as end_local_leftovers
 from provision.namespaces import Namespaces, NoNamespaces
 from provision.outlook import Place
 from provision.payload import make_payload
-from provision.placement import INFRAS, Placement, placement
+from provision.placement import INFRAS, Placement, host_placement, placement
 from provision.replay import TraceProvisioner
 from provision.sky_launcher import AgentOrder, SkyLauncher, SkyProcess
 from provision.trace import Trace
@@ -127,12 +128,16 @@ def machinery(
     tokens: Path,
     tell_capacity: Callable[[Place], None],
     network: Namespaces | None = None,
+    host: Host | None = None,
 ) -> Machinery:
-    """Whoever rents machines for a run, ready to be asked. Needs a running event loop."""
+    """Whoever rents machines for a run, ready to be asked. Needs a running event loop.
+
+    ``host`` is the machine without GPUs that is asked for as an anchor, if one is.
+    """
     if config.cloud.name not in HERE:
         return _clusters(
             config, asked, run=run, folder=folder, controller=controller, identity=identity,
-            tokens=tokens,
+            tokens=tokens, host=host,
         )  # fmt: skip
     trace = trace_of(config) if config.cloud.name == "trace" else None
     local = LocalProvisioner(
@@ -140,7 +145,7 @@ def machinery(
         folder=folder,
         controller=controller,
         identity=identity,
-        slots={LOCAL_MACHINE: config.cloud.gpus_per_node},
+        slots={LOCAL_MACHINE: config.cloud.gpus_per_node, LOCAL_HOST: 0},
         zones=LOCAL_ZONES if trace is None else zones_of(trace),
         network=network,
     )
@@ -188,14 +193,22 @@ def own_network(config: Config, *, run: str) -> Iterator[Namespaces | None]:
 
 
 def placements(
-    config: Config, asked: Question, *, zone_names: Mapping[str, str] | None = None
+    config: Config,
+    asked: Question,
+    *,
+    zone_names: Mapping[str, str] | None = None,
+    host: Host | None = None,
 ) -> Callable[[NodeRequest], Placement]:
     """How each machine on offer is asked for. The function raises CloudError E404."""
     offers = {
         (offer.zone.name, offer.machine_type.name): offer for offer in asked.catalogue.pool.offers
     }
 
+    zones = {offer.zone.name: offer.zone for offer in asked.catalogue.pool.offers}
+
     def place(request: NodeRequest) -> Placement:
+        if host is not None and request.machine_type == host.name and request.zone in zones:
+            return host_placement(host, zone=zones[request.zone], zone_names=zone_names)
         offer = offers.get((request.zone, request.machine_type))
         if offer is None:
             raise CloudError(
@@ -212,7 +225,7 @@ def placements(
 
 def _clusters(
     config: Config, asked: Question, *, run: str, folder: Path, controller: tuple[str, int],
-    identity: Path, tokens: Path,
+    identity: Path, tokens: Path, host: Host | None,
 ) -> Machinery:  # fmt: skip
     cloud = config.cloud
     mounts = {} if cloud.shared_files else {remote_tokens(tokens): tokens}
@@ -224,14 +237,15 @@ def _clusters(
         cloud=cloud.name,
         run=run,
         sky=sky,
-        place=placements(config, asked, zone_names=asked.catalogue.zone_names or None),
+        place=placements(config, asked, zone_names=asked.catalogue.zone_names or None, host=host),
         agent=AgentOrder(
             controller=(config.runtime.address or controller[0], controller[1]),
             identity=identity,
             slots={
                 name: machine.num_gpus
                 for name, machine in asked.catalogue.pool.machine_types.items()
-            },
+            }
+            | ({} if host is None else {host.name: 0}),
             python=cloud.python or "",
             mounts=mounts,
         ),

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
+from actions.anchor import anchor
 from actions.console import Console
 from actions.plan_page import page
 from actions.planning import Question, question
@@ -55,8 +56,13 @@ def run(config: Config, console: Console) -> int:
     told_of = config.cloud.standbys or (around.prospects and standby.losses_per_hour > 0)
     if told_of:
         told["standbys"] = asdict(standby)
+    kept = anchor(config, result.best)
+    if kept is not None:
+        told["anchor"] = kept.document()
     console.document(told)
     show(asked, result, around, console)
+    if kept is not None:
+        console.print(f"anchor: {kept.words()}", soft_wrap=True, markup=False)
     if told_of:
         console.print(f"standby: {standby.describe()}", soft_wrap=True)
     console.print(f"plan written: {path}\npicture: {picture}", soft_wrap=True)

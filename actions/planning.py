@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from actions.anchor import anchor_host
 from actions.domain import HERE, compute_dtype, is_deterministic, model_spec, total_steps
 from actions.times import Ran, calibrated, data_sheets, known_times, with_measured_links
 from actions.traces import trace_of, zones_of
@@ -162,7 +163,7 @@ def _question(config: Config, *, live: bool = False) -> Question:
         space=_space(config, spec, catalogue),
         limits=Limits(
             total_dollars=config.budget.total_usd,
-            dollars_per_hour=config.budget.per_hour_usd,
+            dollars_per_hour=_for_training(config),
             deadline_seconds=(
                 None if config.budget.deadline is None else parse_seconds(config.budget.deadline)
             ),
@@ -173,6 +174,14 @@ def _question(config: Config, *, live: bool = False) -> Question:
         persist_every=config.checkpoint.persist_every,
         spot_aware=config.planner.spot_aware,
     )
+
+
+def _for_training(config: Config) -> float | None:
+    """Dollars an hour for machines that train: what is left of the limit beside an anchor."""
+    limit, beside = config.budget.per_hour_usd, anchor_host(config)
+    if limit is None or beside is None:
+        return limit
+    return max(0.0, limit - beside.price_per_hour)
 
 
 def catalogue_of(config: Config) -> Catalogue:

@@ -28,7 +28,7 @@ from sailor.errors import ConfigError
 FREE_KEYS = (
     "action", "output", "runs_dir", "run", "ui", "tracker", "budget", "runtime", "simulate",
     "data.cache", "planner.patience", "checkpoint.keep", "checkpoint.keep_every",
-    "checkpoint.compare_every", "cloud.live",
+    "checkpoint.compare_every", "checkpoint.anchor", "cloud.live",
     "cloud.replace", "cloud.trace", "cloud.cluster", "cloud.shared_files", "cloud.python",
     "cloud.nodes_per_cluster", "cloud.launches", "cloud.join", "cloud.idle",
     "checkpoint.path", "export", "eval", "cloud.isolated", "migrate", "cloud.standbys",

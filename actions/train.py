@@ -11,8 +11,10 @@ import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from actions.anchor import Anchor, anchor
 from actions.begin import Beginning, begin
 from actions.console import Console
 from actions.foretold import foretold
@@ -34,12 +36,14 @@ from actions.waits import limits, stragglers
 from actions.worth import Worth
 from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
+from provision.full_disk import FullDisk
 from provision.namespaces import Namespaces
 from provision.outlook import BackOff, advised
 from provision.recruit import Crew, Rules
 from provision.recruiter import Recruiter, Refusal
+from sailor.checkpoint.files import is_remote
 from sailor.checkpoint.interval import LossRate
-from sailor.cluster.provisioner import NodeRequest
+from sailor.cluster.provisioner import NodeRequest, is_anchor
 from sailor.config import Config, Output
 from sailor.errors import Interrupted, SailorError
 from sailor.observe.events import Event, EventLog, read_events
@@ -85,6 +89,7 @@ class _Training:
     console: Console
     beginning: Beginning
     network: Namespaces | None = None
+    anchor: Anchor | None = None
 
     def run(self) -> int:
         """From the plan to the report."""
@@ -92,6 +97,7 @@ class _Training:
         asked = question(self.config, live=self.config.cloud.live is not False)
         chosen = answered(asked)[0].best
         self.config = with_standbys(self.config, chosen, asked)
+        self.anchor = anchor(self.config, chosen)
         folder.plan.write_bytes(chosen.plan.to_json())
         past = read_events(folder.events) if folder.events.exists() else ()
         with EventLog(folder.events, run=folder.name) as events:
@@ -139,7 +145,11 @@ class _Training:
             command=self.console.command,
             sources=self.beginning.sources,
         )
-        events.write("plan_chosen", **foretold(plan, chosen.estimate, asked, priced=True))
+        told = foretold(plan, chosen.estimate, asked, priced=True)
+        if self.anchor is not None:
+            told["estimate_usd_per_hour"] += self.anchor.host.price_per_hour
+            told["anchor"] = self.anchor.document()
+        events.write("plan_chosen", **told)
 
     def _settings(
         self, asked: Question, requests: tuple[NodeRequest, ...], past: tuple[Event, ...]
@@ -155,6 +165,7 @@ class _Training:
                 train=beginning.settings,
                 checkpoint_directory=beginning.checkpoint_directory,
                 compare_every=config.checkpoint.compare_every,
+                anchored=self.anchor is not None,
             ),
             limits=limits(config, initial_nodes=len(requests)),
             nodes=requests,
@@ -174,6 +185,8 @@ class _Training:
             recorded=frozenset((e.generation, e["step"]) for e in past if e.kind == "step"),
             hazard=LossRate(losses=PRIOR.shape * PRIOR.mean_bulk, machine_s=PRIOR.rate * 3600),
             rehearse=config.runtime.rehearse,
+            anchor=None if self.anchor is None else self.anchor.request(),
+            anchor_join_s=parse_seconds(config.cloud.join),
             stragglers=stragglers(config),
         )
 
@@ -208,9 +221,10 @@ class _Training:
         machines = machinery(
             config, asked, run=folder.name, folder=folder.path, controller=await controller.start(),
             identity=keys, tokens=self.beginning.tokens, tell_capacity=recruiter.tell_capacity,
-            network=self.network,
+            network=self.network, host=None if self.anchor is None else self.anchor.host,
         )  # fmt: skip
-        taken = machines.provisioner.adopt(*controller.members)
+        wanted = [n for n in controller.members if self.anchor is not None or not is_anchor(n)]
+        taken = machines.provisioner.adopt(*wanted)
         controller.adopt(taken)
         recruiter.take_over(past, taken)
         for proof in await machines.leftovers(taken):
@@ -260,6 +274,7 @@ class _Training:
                 join=self._joiner(controller, recruiter),
                 seed=config.seed,
                 past=past,
+                disk=_disk(self.beginning.checkpoint_directory),
             )
             injector.start()
         if machines.play is not None:
@@ -283,9 +298,12 @@ class _Training:
         # A trace that is played faster closes and settles its places faster as well.
         pace = config.cloud.trace.faster if config.cloud.name == "trace" else 1.0
         usual = Rules()
+        per_hour = config.budget.per_hour_usd
+        if per_hour is not None and self.anchor is not None:
+            per_hour -= self.anchor.host.price_per_hour
         rules = Rules(
             join_s=parse_seconds(config.cloud.join),
-            dollars_per_hour=config.budget.per_hour_usd,
+            dollars_per_hour=per_hour,
             back_off=BackOff(
                 first_s=usual.back_off.first_s / pace, longest_s=usual.back_off.longest_s / pace
             ),
@@ -334,6 +352,11 @@ class _Training:
                 tasks.append(asyncio.ensure_future(controller.add_nodes(request)))
 
         return join
+
+
+def _disk(checkpoints: str) -> FullDisk | None:
+    """Where durable checkpoints go, if that is a folder."""
+    return None if is_remote(checkpoints) else FullDisk(Path(checkpoints))
 
 
 async def _play(play: Callable[[], Coroutine[Any, Any, None]], events: EventLog) -> None:

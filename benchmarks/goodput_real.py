@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,18 +40,21 @@ class Play:
     path: Path | None
     seed: int
     faster: float
-    seconds: float  # from the first start to the wish to stop
+    seconds: float  # from the first start, or the first step, to the wish to stop
+    from_step: bool = False
+    more: tuple[str, ...] = ()  # words that come last
 
     def command(self, folder: Path) -> list[str]:
         """What is run."""
         which = [] if self.path is None else [f'cloud.trace.paths=["{self.path}"]']
-        return [
+        words = [
             sys.executable, str(ROOT / "run.py"), "cloud=trace", f"runs_dir={folder}",
             "run.name=played", f"seed={self.seed}", f"cloud.trace.faster={self.faster:g}",
             f"cloud.trace.most={MOST}", "train.steps=100000", "train.eval_samples=8",
             "checkpoint.persist_every=0", "faults=none",
-            "planner.patience=1h", "ui=plain", *which,
+            "planner.patience=1h", "ui=plain", *which, *self.more,
         ]  # fmt: skip
+        return list({word.partition("=")[0]: word for word in words}.values())
 
     def run(self, folder: Path) -> Path:
         """The log of a run that was stopped as a user stops one (exit code 75). Raises
@@ -61,6 +65,8 @@ class Play:
                 self.command(folder), stdout=output, stderr=subprocess.STDOUT, cwd=folder
             )
             try:
+                if self.from_step:
+                    _stepped(folder / "played" / "events.jsonl", process)
                 process.wait(self.seconds)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGTERM)
@@ -73,6 +79,17 @@ class Play:
             tail = (folder / "output.txt").read_text()[-1500:]
             raise RuntimeError(f"the run ended with {code}:\n{tail}")
         return folder / "played" / "events.jsonl"
+
+
+def _stepped(log: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait for the first step in a log. Raises RuntimeError where there will be none."""
+    deadline = time.monotonic() + _CLOSING_S
+    while time.monotonic() < deadline and process.poll() is None:
+        if log.exists() and any(e.kind == "step" and e["step"] > 0 for e in read_events(log)):
+            return
+        time.sleep(0.1)
+    process.kill()
+    raise RuntimeError(f"no step was made, see {log}")
 
 
 def report(*, traces: Path | None, faster: float, seconds: float, seed: int) -> dict[str, Any]:

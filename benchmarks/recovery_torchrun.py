@@ -60,7 +60,7 @@ def restarts(size: str, folder: Path, *, workers: int, nodes: int, seed: int = 0
             if victim == "worker":
                 os.kill(_pids(folder)[chance.randrange(1, WORKERS)], signal.SIGKILL)
             else:  # the second: the first hosts the rendezvous, and its death ends the job
-                _kill_tree(agents[1])
+                kill_tree(agents[1])
                 agents[1] = _agent(size, folder, port=agents.port, number=1)
             found.append(
                 _recovered(folder, agents, victim, killed_at, before, at_step, step_s, size)
@@ -115,7 +115,7 @@ def _agents(size: str, folder: Path) -> Iterator[_Agents]:
         yield agents
     finally:
         for agent in agents:
-            _kill_tree(agent)
+            kill_tree(agent)
 
 
 def _agent(size: str, folder: Path, *, port: int, number: int) -> subprocess.Popen[bytes]:
@@ -136,7 +136,7 @@ def _agent(size: str, folder: Path, *, port: int, number: int) -> subprocess.Pop
         )  # fmt: skip
 
 
-def _kill_tree(agent: subprocess.Popen[bytes]) -> None:
+def kill_tree(agent: subprocess.Popen[bytes]) -> None:
     """An agent and its workers, which have sessions of their own."""
     try:
         everybody = [*psutil.Process(agent.pid).children(recursive=True), psutil.Process(agent.pid)]

@@ -68,7 +68,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(Model(layers, width, heads))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    step = _resume(folder, model, optimizer)
+    step = resume(folder, model, optimizer)
     text = torch.frombuffer(bytearray(Path(os.__file__).read_bytes()), dtype=torch.uint8).long()
     with (folder / f"steps-{rank}").open("a") as log:
         while True:
@@ -83,10 +83,10 @@ def main() -> None:
             log.write(f"{time.time()} {step} {os.getpid()}\n")
             log.flush()
             if step % every == 0:
-                _save(folder, step, model, optimizer)
+                save(folder, step, model, optimizer)
 
 
-def _save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     weights, moments = get_state_dict(model, optimizer)
     unfinished = folder / f"unfinished-{step}"
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=unfinished)
@@ -94,7 +94,7 @@ def _save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Opti
         unfinished.rename(folder / f"step-{step}")
 
 
-def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     done = max((int(p.name[5:]) for p in folder.glob("step-*")), default=0)
     newest = torch.tensor([done])
     dist.all_reduce(newest, op=dist.ReduceOp.MIN)  # nobody must read what another does not see

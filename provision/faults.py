@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from sailor.cluster.provisioner import is_anchor
 from sailor.errors import ConfigError
 from sailor.faults import (
     POISON_AT,
@@ -39,11 +40,22 @@ _POISONS = {
     FaultKind.hang_worker: Poison.hang,
 }
 _WORKER_KINDS = (FaultKind.kill_worker, FaultKind.stop_worker, *_POISONS)
-_NO_TARGET = (FaultKind.join, FaultKind.kill_controller)
+_NO_TARGET = (FaultKind.join, FaultKind.kill_controller, FaultKind.fill_disk)
 
 
-def check_cloud(script: Sequence[Fault], *, cloud: str) -> None:
-    """Raise ConfigError E106 naming the first entry that cannot be injected on this cloud."""
+def check_cloud(script: Sequence[Fault], *, cloud: str, isolated: bool = False) -> None:
+    """Raise ConfigError E106 naming the first entry that cannot be injected on this cloud.
+
+    ``isolated``: machines have networks of their own, which can be cut.
+    """
+    cut = next((fault for fault in script if fault.kind is FaultKind.cut_node), None)
+    if cloud in _CLOUDS and cut is not None and not isolated:
+        raise ConfigError(
+            f"cut_node at {cut.at} cannot be injected where machines share one network",
+            code="E106",
+            where="cloud.isolated=false",
+            fix="cloud.isolated=true   gives each a network of its own; needs root and iproute2",
+        )
     if script and cloud not in _CLOUDS:
         raise ConfigError(
             f"{script[0].kind.value} at {script[0].at} cannot be injected with cloud={cloud}",
@@ -59,13 +71,23 @@ class Machines(Protocol):
     def kill(self, node: str) -> None: ...
     def preempt(self, node: str, *, seconds: float) -> None: ...
     def memory_folder(self, node: str) -> Path | None: ...
+    def set_cut(self, node: str, *, cut: bool) -> None: ...
+
+
+class Disk(Protocol):
+    """Where durable checkpoints go; provision.full_disk.FullDisk in real life."""
+
+    def why_not(self) -> str: ...
+    def fill(self) -> None: ...
+    def free(self) -> None: ...
 
 
 class FaultInjector:
     """Follows ``events`` from ``start`` to ``stop``; needs a running event loop between them.
 
     ``join`` asks for one more machine. ``past`` is what the log held when this
-    process opened it: entries fired then do not fire again. ``send`` delivers signals.
+    process opened it: entries fired then do not fire again. ``send`` delivers signals. ``disk`` is
+    None where checkpoints go to a store.
     """
 
     def __init__(
@@ -78,12 +100,15 @@ class FaultInjector:
         seed: int = 0,
         past: Iterable[Event] = (),
         send: Callable[[int, int], None] = os.kill,
+        disk: Disk | None = None,
     ) -> None:
         self._events = events
         self._machines = machines
         self._join = join
         self._seed = seed
         self._deliver = send
+        self._disk = disk
+        self._cut: set[str] = set()  # nodes whose network we took away
         self._open = _by_name(script)
         self._trained_before, self._training = 0.0, False
         self._look_back(past)
@@ -105,6 +130,10 @@ class FaultInjector:
             self._unsubscribe()
         for timer in self._timers:
             timer.cancel()
+        for node in list(self._cut):
+            self._heal(node)
+        if self._disk is not None:
+            self._disk.free()
         for task in self._slow:
             task.cancel()
         await asyncio.gather(*self._slow, return_exceptions=True)
@@ -165,8 +194,9 @@ class FaultInjector:
         fault = self._open.pop(entry)
         kind = fault.kind.value
         targets = self._targets(fault, chance=random.Random(f"{self._seed}:{entry}"))
-        if not targets:
-            why = f"nobody is there who fits {fault.target or 'it'}"
+        why = self._cannot(fault)
+        if why or not targets:
+            why, targets = why or f"nobody is there who fits {fault.target or 'it'}", []
             log.warning("fault %s at %s skipped: %s", kind, fault.at, why)
             self._events.write(
                 "fault_injected", fault=kind, target=fault.target, at=fault.at, entry=entry,
@@ -181,6 +211,12 @@ class FaultInjector:
                 self._act(fault, target)
             except (OSError, KeyError) as error:
                 log.warning("fault %s on %s failed: %s", kind, target, error)
+
+    def _cannot(self, fault: Fault) -> str:
+        """Why an entry will not be carried out whoever it is for; "" when it may."""
+        if fault.kind is not FaultKind.fill_disk:
+            return ""
+        return "checkpoints go to a store" if self._disk is None else self._disk.why_not()
 
     def _act(self, fault: Fault, target: str) -> None:
         """One fault on one target. Raises OSError or KeyError when the target is gone by now."""
@@ -202,6 +238,13 @@ class FaultInjector:
             case FaultKind.nan_step | FaultKind.nan_state | FaultKind.hang_worker:
                 folder = self._machines.memory_folder(_node_of(target))
                 _poison(folder, target, _POISONS[fault.kind])
+            case FaultKind.cut_node:
+                self._machines.set_cut(target, cut=True)
+                self._cut.add(target)
+                self._later(fault.lasts_seconds, self._heal, target)
+            case FaultKind.fill_disk if self._disk is not None:
+                self._disk.fill()
+                self._later(fault.lasts_seconds, self._disk.free)
             case FaultKind.join:
                 self._join()
             case FaultKind.kill_controller:
@@ -237,7 +280,7 @@ class FaultInjector:
             case "last":
                 return [_node_of(worker) for worker in seats[-1:]]
             case "newest":
-                return list(self._nodes)[-1:]
+                return [node for node in self._nodes if not is_anchor(node)][-1:]
             case "":
                 staying = sorted(({_node_of(w) for w in seats} & set(nodes)) - self._leaving)
                 return [chance.choice(staying)] if staying else []
@@ -248,12 +291,22 @@ class FaultInjector:
             raise ProcessLookupError(f"{pid} is not the pid of a worker")
         self._deliver(pid, number)
 
+    def _later(self, seconds: float | None, act: Callable[..., object], *of: object) -> None:
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(seconds, act, *of))
+
+    def _heal(self, node: str) -> None:
+        self._cut.discard(node)
+        try:
+            self._machines.set_cut(node, cut=False)
+        except (OSError, KeyError) as error:  # given up and gone meanwhile
+            log.info("the network of %s was not healed: %s", node, error)
+
     def _stop_for(self, pid: int, seconds: float | None) -> None:
         """SIGSTOP; with an end, SIGCONT after it."""
         self._send(pid, signal.SIGSTOP)
-        if seconds is not None:
-            loop = asyncio.get_running_loop()
-            self._timers.append(loop.call_later(seconds, self._continue, pid))
+        self._later(seconds, self._continue, pid)
 
     def _continue(self, pid: int) -> None:
         if pid in self._workers.values():  # else it ended, and its pid may be another's

@@ -189,6 +189,18 @@ class LocalProvisioner:
         if running.released is None:
             running.released = asyncio.create_task(self._bury_and_tell(running))
 
+    def set_cut(self, node: str, *, cut: bool) -> None:
+        """Take a machine's network away, without a word to anybody, or give it back.
+
+        Raises OSError where machines have no network of their own, or it is gone.
+        """
+        if self._network is None:
+            raise OSError("machines share one network")
+        try:
+            self._network.set_cut(node, cut=cut)
+        except NoNamespaces as error:
+            raise OSError(str(error)) from error
+
     async def release(self, node: str) -> Released:
         """End a machine, gently if it still runs, and prove it: no process, no memory left."""
         running = self._nodes.get(node)

@@ -95,6 +95,15 @@ class Namespaces:
         """It arrives again."""
         self._neighbour(sender, "del", receiver)
 
+    def set_cut(self, node: str, *, cut: bool) -> None:
+        """Take the plug of a machine's cable out of the bridge, or put it in again: nothing arrives
+        at it or leaves it, and neither side is told."""
+        outer = f"{self._stem}-{self.address_of(node).rpartition('.')[2]}"
+        if cut:
+            _ip("link", "set", outer, "nomaster")
+        else:
+            _ip("link", "set", outer, "master", self._stem)
+
     def limit(self, node: str, *, bytes_per_second: int) -> None:
         """What a machine sends from now on leaves at most this fast."""
         _run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from provision.hosts import Host
 from sailor.cluster.pool import MachineType, Zone
 from sailor.errors import CloudError
 
@@ -125,6 +126,18 @@ def placement(
         # Elsewhere the machine's name says which GPUs it has.
         accelerators=accelerators if zone.cloud == "gcp" else None,
     )
+
+
+def host_placement(
+    host: Host, *, zone: Zone, zone_names: Mapping[str, str] | None = None
+) -> Placement:
+    """How to ask SkyPilot for a machine without GPUs, on demand. Raises CloudError E404."""
+    infra = INFRAS[zone.cloud]
+    where = _where(zone, infra, _zone_name(zone, zone_names) if infra.names_machines else zone.name)
+    if not host.named:
+        return Placement(infra=where, use_spot=False, cpus="2+", memory_gib=f"{host.memory_gib}+")
+    name = f"Standard_{host.name}" if zone.cloud == "azure" else host.name
+    return Placement(infra=where, use_spot=False, instance_type=name)
 
 
 def gpu_name(ours: str) -> str:

@@ -32,7 +32,7 @@ from provision.recruit import (
     ordered,
     refused,
 )
-from sailor.cluster.provisioner import NodeRequest
+from sailor.cluster.provisioner import NodeRequest, is_anchor
 from sailor.errors import CloudError
 from sailor.observe.events import Event, EventLog
 
@@ -126,6 +126,8 @@ class Recruiter:
         """Book one event of the log."""
         self._standing = self._standing.after(event)
         now, node = self._clock(), str(event.get("node"))
+        if is_anchor(node):
+            return  # it has no place in the crew; the controller sees to it
         match event.kind:
             case "node_requested":
                 request = NodeRequest(

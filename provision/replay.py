@@ -28,6 +28,7 @@ class Breakable(Provisioner, Protocol):
     def kill(self, node: str) -> None: ...
     def preempt(self, node: str, *, seconds: float) -> None: ...
     def memory_folder(self, node: str) -> Path | None: ...
+    def set_cut(self, node: str, *, cut: bool) -> None: ...
 
 
 class TraceProvisioner:
@@ -93,8 +94,13 @@ class TraceProvisioner:
         provisioner refuses at once.
         """
         for request in requests:
-            if request.node not in self._known:
+            if request.node in self._known:
+                continue
+            if request.spot:
                 await self._order(request)
+            else:  # a trace is of spot machines: others are there whenever they are asked for
+                self._known.add(request.node)
+                await self._inner.request(request)
 
     async def _order(self, request: NodeRequest) -> None:
         place = (request.zone, request.machine_type)
@@ -175,6 +181,10 @@ class TraceProvisioner:
         """Announce that a machine goes, as the inner provisioner does."""
         self._held.pop(node, None)
         self._inner.preempt(node, seconds=seconds)
+
+    def set_cut(self, node: str, *, cut: bool) -> None:
+        """Take a machine's network away, or give it back, as the inner provisioner does."""
+        self._inner.set_cut(node, cut=cut)
 
     def memory_folder(self, node: str) -> Path | None:
         """Where a machine keeps its snapshots, as the inner provisioner has it."""

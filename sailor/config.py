@@ -432,6 +432,9 @@ class CheckpointConfig:
     """Durable checkpoints kept; older ones are removed once a newer one is complete."""
     keep_every: int = 0
     """The first at or after every so many steps is kept for good as well; 0 keeps none for good."""
+    anchor: bool = False
+    """Whether a machine without GPUs is rented, on demand, that keeps a copy of all state in its
+    memory: it is there when all preemptible ones are gone."""
     directory: str | None = None
     """Folder or fsspec address; null is ``checkpoints`` in the run folder."""
     path: str | None = None

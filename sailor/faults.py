@@ -46,6 +46,8 @@ class FaultKind(Enum):
     corrupt_snapshot = "corrupt_snapshot"  # bytes flipped in all snapshots a node holds
     nan_step = "nan_step"  # a worker computes one step with a NaN, and is itself again afterwards
     nan_state = "nan_state"  # a number of a worker's state becomes NaN, in its next snapshot too
+    cut_node = "cut_node"  # a node's network carries nothing, and says nothing
+    fill_disk = "fill_disk"  # where durable checkpoints go has no room
     kill_controller = "kill_controller"  # SIGKILL of the controller, that is, of run.py
     join = "join"  # not a fault: one more machine
 
@@ -57,8 +59,8 @@ class Fault:
 
     ``target`` is a node ("node-1"), a worker ("node-1/0"), a zone ("zone:local-a": all its nodes),
     "leader" (rank 0), "last" (the highest rank) or "newest"; None takes one that is in use, by the
-    seed. ``lasts_seconds`` ends stop_worker and slow_node, None never does; a slowed node gets
-    1/``factor`` of the time.
+    seed. ``lasts_seconds`` ends stop_worker, slow_node, cut_node and fill_disk, None never does; a
+    slowed node gets 1/``factor`` of the time.
     """
 
     kind: FaultKind
@@ -90,8 +92,6 @@ _KEYS = {
     "notice_s": "notice", "notice_seconds": "notice",
     "lasts": "lasts", "for": "lasts", "factor": "factor",
 }  # fmt: skip
-# Known to people who test such systems, and not to be had by signals and a provisioner.
-_NOT_YET = ("cut_node", "fill_disk")
 
 
 def read_script(entries: Sequence[Mapping[str, Any]], *, total_steps: int) -> tuple[Fault, ...]:
@@ -120,8 +120,6 @@ def _read(entry: Mapping[str, Any], *, total_steps: int) -> Fault:
         if value is not None:
             fields[_KEYS[key]] = value
     kind = str(fields.get("kind"))
-    if kind in _NOT_YET:
-        raise ValueError(f"{kind} cannot be injected yet")
     if kind not in FaultKind.__members__:
         raise ValueError(f"kind {kind!r} is none of {', '.join(FaultKind.__members__)}")
     step, seconds = _moment(fields, total_steps=total_steps)

@@ -22,6 +22,17 @@ def test_every_fault_has_a_row() -> None:
     assert {int(number) for number, _ in ROW.findall(PAGE)} == set(range(1, 38))
 
 
+def test_every_report_names_tests_that_exist() -> None:
+    reports = PAGE.partition("## What has been reported of other systems")[2]
+    rows = [line for line in reports.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 20
+    for row in rows:
+        named = TEST.findall(row)
+        assert named, f"names no test: {row[:60]}"
+        for path, test in named:
+            assert test in functions(path), f"{path} has no {test}"
+
+
 def test_every_row_names_tests_that_exist() -> None:
     for number, row in ROW.findall(PAGE):
         named = TEST.findall(row)

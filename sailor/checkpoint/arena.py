@@ -131,9 +131,14 @@ class Arena:
 
 
 def open_arena(
-    *, run: str, node: str, budget_bytes: int | None, root: Path = SHARED_MEMORY
+    *,
+    run: str,
+    node: str,
+    budget_bytes: int | None,
+    share: float = 0.5,
+    root: Path = SHARED_MEMORY,
 ) -> Arena:
-    """This process's arena. Without a budget: half of what shared memory has free now."""
+    """This process's arena. Without a budget: a share of what shared memory has free now."""
     for name in (run, node):
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot be part of a file name")
@@ -142,7 +147,7 @@ def open_arena(
     owner = f"{os.getpid()} {_started(os.getpid())}"
     (directory / _OWNER).write_text(owner)
     if budget_bytes is None:
-        budget_bytes = shutil.disk_usage(root).free // 2
+        budget_bytes = int(shutil.disk_usage(root).free * share)
     return Arena(directory, budget_bytes=budget_bytes)
 
 

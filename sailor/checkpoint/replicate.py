@@ -27,8 +27,10 @@ from sailor.runtime.transport import Link, LinkClosed, connect
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 128 << 10  # larger ones are faulted in anew each time, and leave the cache
 CONNECT_S = 5.0
+SLOW_CHUNK_S = 0.02  # a chunk that took longer went over a slow line: 6 MB/s
+SLOW_SHARE = 0.5  # of which copies take no more
 PING_BYTES = 256 << 10
 PINGS = 5
 SILENCE_S = 20.0  # longest wait for the other side's next message
@@ -211,11 +213,18 @@ async def fetch(
 
 
 async def push(
-    address: tuple[str, int], segment: Segment, boxes: Sequence[str], *, identity: Identity
+    address: tuple[str, int],
+    segment: Segment,
+    boxes: Sequence[str],
+    *,
+    identity: Identity,
+    share: float = 1.0,
 ) -> int:
     """Copy boxes of a pinned, verified segment to a peer's memory. Returns the bytes sent.
 
-    Raises TransferFailed.
+    With a ``share`` below 1 the line is used for at most that part of the time: after each chunk
+    the sender rests, so that whoever trains has the rest of it. A slow line is in any case. Raises
+    TransferFailed.
     """
     link = await _dial(address, identity)
     try:
@@ -225,8 +234,13 @@ async def push(
         sent = 0
         if isinstance(answer, Accepted):
             for data in chunks(segment, boxes):
+                began = time.monotonic()
                 await link.send(Chunk(data=data))
                 sent += len(data)
+                took_s = time.monotonic() - began
+                used = min(share, SLOW_SHARE) if took_s > SLOW_CHUNK_S else share
+                if used < 1.0:
+                    await asyncio.sleep(took_s * (1.0 / used - 1.0))
             answer = await _next(link)
         if not isinstance(answer, Stored):
             raise TransferFailed(getattr(answer, "reason", type(answer).__name__))

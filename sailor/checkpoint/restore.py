@@ -1,7 +1,8 @@
 """Which step to resume from, and where each worker gets each box. Pure, no torch.
 
 The newest step that *every* box can reach wins; within it each worker takes each box from the
-nearest tier that has it: kept live, its own node's memory, another node's memory, a durable file.
+nearest tier that has it: kept live, its own node's memory, another node's memory, that of an anchor
+(a machine that keeps copies and does not train), a durable file.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from sailor.parallel.layout import Layout, WorkerId
 
-TIERS = ("live", "memory", "peer", "disk", "init")  # nearest first
+TIERS = ("live", "memory", "peer", "anchor", "disk", "init")  # nearest first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +20,8 @@ class Copy:
     """Some boxes at one step, in one place.
 
     ``worker`` wrote it in ``generation``; ``node`` holds it in memory now. ``live`` means the
-    worker still has them as its own tensors. A durable checkpoint has a ``path`` and no node.
+    worker still has them as its own tensors. ``anchor``: the node holds copies and does not train.
+    A durable checkpoint has a ``path`` and no node.
     """
 
     step: int
@@ -28,6 +30,7 @@ class Copy:
     worker: WorkerId | None = None
     node: str = ""
     live: bool = False
+    anchor: bool = False
     path: str = ""
 
 
@@ -144,4 +147,6 @@ def _tier(copy: Copy, worker: WorkerId) -> str:
         return "disk"
     if copy.live:
         return "live"
+    if copy.anchor:
+        return "anchor"
     return "memory" if copy.node == worker.node else "peer"

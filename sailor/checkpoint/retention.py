@@ -17,6 +17,7 @@ from sailor.parallel.layout import WorkerId
 from sailor.runtime.messages import SnapshotId
 
 KEPT_VERSIONS = 2  # of each writer's copies: one complete while the next arrives
+ANCHOR_VERSIONS = 3  # the one it has all of must outlive an attempt that others did not complete
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,18 @@ from typing import Protocol
 
 from sailor.errors import CloudError
 
+_ANCHOR = "anchor"
+
+
+def is_anchor(node: str) -> bool:
+    """Whether a machine of that name keeps copies and trains nothing."""
+    return node.partition("-")[0] == _ANCHOR
+
+
+def anchor_name(number: int) -> str:
+    """anchor-1, anchor-2, ... as they are asked for."""
+    return f"{_ANCHOR}-{number}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRequest:

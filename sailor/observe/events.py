@@ -65,6 +65,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "replicas_differ": ("step", "box", "holders"),
     "copy_refused": ("copy", "why"),
     "restored": ("step", "sources"),
+    "anchored": ("step", "node", "bytes", "seconds"),
     "committed": ("step",),
     "persisted": ("step", "bytes", "seconds", "path"),
     "persist_failed": ("step", "error"),

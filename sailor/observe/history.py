@@ -111,6 +111,14 @@ class Snapshots:
         return sum(self.stall_by_step.values())
 
 
+@dataclass(kw_only=True, slots=True)
+class AnchorCopies:
+    """Steps that an anchor had all of, and the newest of them."""
+
+    count: int = 0
+    step: int | None = None
+
+
 class RunHistory:
     """Everything the projections need, kept up to date event by event. Read it, do not write it."""
 
@@ -130,6 +138,7 @@ class RunHistory:
         self.start_ups: list[PausePoint] = []  # the same measures of each start's first generation
         self.world: list[tuple[float, int]] = []  # (t, GPUs in the layout), at each change
         self.snapshots = Snapshots()
+        self.anchored = AnchorCopies()
         self.durable: list[Durable] = []
         self.persist_failures: list[Event] = []
         self.faults: list[Event] = []
@@ -179,6 +188,9 @@ class RunHistory:
             case "snapshot_copied":
                 self.snapshots.copies += event.get("workers", 0)
                 self.snapshots.copied_bytes += event.get("bytes", 0)
+            case "anchored":
+                self.anchored.count += 1
+                self.anchored.step = event.get("step")
             case "committed":
                 self.committed = max(self.committed, event.get("step", 0))
             case "persisted":

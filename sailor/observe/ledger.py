@@ -16,6 +16,7 @@ class NodeLife:
     machine_type: str = ""
     spot: bool = True
     price_per_hour: float = 0.0  # US dollars
+    role: str = ""  # "anchor": it keeps copies and trains nothing
     requested_at: float = 0.0
     started_at: float | None = None  # the cloud says it runs, where it says so
     joined_at: float | None = None
@@ -100,9 +101,21 @@ class Ledger:
                     life.released_at = event.t
                 life.proof = str(event.get("proof", ""))
 
-    def cost(self, *, now: float) -> float:
-        """US dollars of all machines until ``now``."""
-        return sum(life.cost(now=now) for life in self.lives)
+    def cost(self, *, now: float, role: str | None = None) -> float:
+        """US dollars of all machines until ``now``, or of those with a role."""
+        return sum(life.cost(now=now) for life in self.lives if role in (None, life.role))
+
+    def hours(self, *, now: float, role: str) -> float:
+        """Machine-hours from joining to the end of machines with a role."""
+        lives = [life for life in self.lives if life.role == role and life.joined_at is not None]
+        ends = [now if life.gone_at is None else life.gone_at for life in lives]
+        return (
+            sum(
+                max(0.0, end - (life.joined_at or 0.0))
+                for life, end in zip(lives, ends, strict=True)
+            )
+            / 3600.0
+        )
 
     def present(self) -> list[NodeLife]:
         """Machines that joined and are not gone."""
@@ -131,6 +144,7 @@ class Ledger:
             machine_type=event.get("machine_type", ""),
             spot=bool(event.get("spot", True)),
             price_per_hour=float(event.get("price_per_hour") or 0.0),
+            role=str(event.get("role") or ""),
             requested_at=event.t,
         )
         self.lives.append(life)

@@ -29,13 +29,12 @@ class Standbys:
                 for seated in [n for n in self._since if n in self._seated]:
                     self._end(seated, event.t)
                 for life in ledger.present():
-                    if life.noticed_at is None:
+                    if life.noticed_at is None and not life.role:
                         self._begin(life.node, event.t, life.price_per_hour)
             case "node_joined" if self._trains:
-                price = next(
-                    (x.price_per_hour for x in reversed(ledger.lives) if x.node == node), 0.0
-                )
-                self._begin(node, event.t, price)
+                known = next((x for x in reversed(ledger.lives) if x.node == node), None)
+                if known is None or not known.role:  # an anchor never has a seat
+                    self._begin(node, event.t, 0.0 if known is None else known.price_per_hour)
             case "notice" | "node_lost" | "fenced" | "node_released":
                 self._end(node, event.t)
             case "standby" if event.get("state") == "promoted":

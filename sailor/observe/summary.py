@@ -94,6 +94,12 @@ def summarise(events: Iterable[Event] | RunHistory) -> dict[str, Any]:
             "cost_usd": _round(history.standbys.cost(now=history.now)),
             "promoted": history.standbys.promoted,
         },
+        "anchors": {
+            "hours": _round(history.ledger.hours(now=history.now, role="anchor")),
+            "cost_usd": _round(history.ledger.cost(now=history.now, role="anchor")),
+            "copies": history.anchored.count,
+            "step": history.anchored.step,
+        },
         "usd_per_billion_tokens": _round(figures.usd_per_billion_tokens),
         "plan_vs_actual": [
             {

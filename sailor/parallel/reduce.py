@@ -161,7 +161,7 @@ class GradientSum(Protocol):
         """
 
     def renew(self) -> None:
-        """Take fresh memory: an abandoned operation may still write into the old."""
+        """Take fresh memory if an abandoned operation may still write into the old."""
 
     def detach(self) -> torch.Tensor | None:
         """Take no gradients in any more: another sum over the same parameters is to, and may have
@@ -377,6 +377,7 @@ class ExactSum:
         if memory is None or memory.numel() < sum(sizes):
             memory = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
         self._memory = memory
+        self._writing = False  # others' numbers may still be written into it
         self._sums = list(memory[: sum(sizes)].split(sizes))
         self._scratch = torch.empty(CHUNK, dtype=torch.float64, device=device)
         self._targets = [self._targets_of(slot) for slot in self._slots]
@@ -445,6 +446,7 @@ class ExactSum:
         return torch.stack(bounds).max() / 2.0**EXACT_BITS
 
     def reduce(self) -> None:
+        self._writing = True
         under_way = [
             bucket.start_sum(sums, self._groups)
             for bucket, sums in zip(self._buckets, self._sums, strict=True)
@@ -460,11 +462,14 @@ class ExactSum:
             for segment, view in bucket.views(sums):
                 slot = self._state.by_name[segment.tensor]
                 segment.of(slot.of(self._state.gradients)).copy_(view)
+        self._writing = False
 
     def renew(self) -> None:
-        self._allocate(None)
+        # Most steps are left in a pass or in a wait for a neighbour: their sums were nobody else's.
+        if self._writing:
+            self._allocate(None)
 
     def detach(self) -> torch.Tensor | None:
         for hook in self._hooks:
             hook.remove()
-        return self._memory
+        return None if self._writing else self._memory

@@ -3,7 +3,8 @@
 It owns the node's snapshot memory, starts a zygote and through it one worker per slot, and turns
 the controller's words to the node into words to each worker, and their answers into the node's. It
 decides nothing about the run, and imports no torch. When it has not heard from the controller for
-the lease it ends its workers and itself.
+the lease it ends its workers and itself. One without slots is an anchor: it has no zygote, and
+holds copies of what others train.
 
     python -m sailor.runtime.agent --node NAME --zone Z --machine-type T --slots K
         --controller HOST:PORT --identity DIR [--host ADDRESS] [--memory-bytes N] [--log FILE]
@@ -23,13 +24,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sailor.checkpoint.arena import open_arena
 from sailor.checkpoint.replicate import BULK_DECODER, serve_bulk
+from sailor.checkpoint.retention import ANCHOR_VERSIONS, KEPT_VERSIONS
 from sailor.errors import SailorError
 from sailor.faults import PROGRESS_PAGE
 from sailor.log import Stamp, configure_log
@@ -78,9 +80,13 @@ class AgentSettings:
 class Agent:
     """One node's agent. ``run`` returns when it was told to go, or its lease ran out."""
 
-    def __init__(self, settings: AgentSettings, *, stamp: Stamp) -> None:
+    def __init__(
+        self, settings: AgentSettings, *, stamp: Stamp, workers: Callable[..., Nursery] = Nursery
+    ) -> None:
+        """``workers`` makes whoever starts and watches them."""
         self.settings = settings
         self._stamp = stamp
+        self._workers = workers
         self._link: Link | None = None
         self._welcome: m.Welcome | None = None
         self._heard_at = time.monotonic()
@@ -95,6 +101,15 @@ class Agent:
         self._start = secrets.token_hex(8)  # no other start of an agent has it
 
     async def run(self) -> str:
+        """``serve``, as all that this process does: heeds its signals, and ends it if the last act
+        hangs. Raises NurseryFailed."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        loop.add_signal_handler(signal.SIGINT, self.leave, "interrupted")
+        self._leaving.add_done_callback(_end_in_time)
+        return await self.serve()
+
+    async def serve(self) -> str:
         """Serve the run. Returns why it ended; nothing of this node is left then.
 
         Raises NurseryFailed when no worker can be started.
@@ -103,10 +118,14 @@ class Agent:
             run=self.settings.identity.run,
             node=self.settings.node,
             budget_bytes=self.settings.memory_bytes,
+            share=0.5 if self.settings.slots else 0.9,  # nobody else needs an anchor's memory
         )
         page = ProgressPage.create(arena.directory / PROGRESS_PAGE, slots=self.settings.slots)
-        self.keeper = Keeper(arena, node=self.settings.node, grant=self._grant)
-        self.nursery = Nursery(
+        self.keeper = Keeper(
+            arena, node=self.settings.node, grant=self._grant,
+            versions=KEPT_VERSIONS if self.settings.slots else ANCHOR_VERSIONS,
+        )  # fmt: skip
+        self.nursery = self._workers(
             node=self.settings.node,
             slots=self.settings.slots,
             page=page,
@@ -118,9 +137,6 @@ class Agent:
             settings=self.settings, keeper=self.keeper, nursery=self.nursery, tell=self.tell,
             beside=self.beside,
         )  # fmt: skip
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
-        loop.add_signal_handler(signal.SIGINT, self.leave, "interrupted")
         bulk: asyncio.Server | None = None
         try:
             bulk = await listen(
@@ -131,7 +147,8 @@ class Agent:
                 on_link=lambda link: serve_bulk(link, self.keeper),
             )
             self._bulk_address = address_of(bulk)
-            await self.nursery.start()
+            if self.settings.slots:
+                await self.nursery.start()
             self.beside(self._serve_controller())
             self.beside(self._keep_lease())
             if self.settings.notices_of:
@@ -139,10 +156,7 @@ class Agent:
             self.nursery.failed.add_done_callback(self._nursery_failed)
             return await self._leaving
         finally:
-            # Whatever hangs on the way, a machine that is given back must not stay busy.
-            last_resort = threading.Timer(LEAVE_S, os._exit, args=(1,))
-            last_resort.daemon = True
-            last_resort.start()
+            self.leave("failed")  # unless it has left already
             self.tenure.close()
             for task in self._tasks:
                 task.cancel()
@@ -365,6 +379,13 @@ class Agent:
             self.beside(send(child, Grant(generation=generation, segment=segment)))
 
 
+def _end_in_time(_: object) -> None:
+    """Whatever hangs on the way, a machine that is given back must not stay busy."""
+    last_resort = threading.Timer(LEAVE_S, os._exit, args=(1,))
+    last_resort.daemon = True
+    last_resort.start()
+
+
 async def send(child: Child, message: m.Message) -> None:
     """To a worker; if it is gone, its end is reported elsewhere."""
     with contextlib.suppress(LinkClosed):
@@ -385,8 +406,8 @@ def parse_arguments(arguments: list[str]) -> tuple[AgentSettings, Path | None]:
     host, _, port = parsed.controller.rpartition(":")
     if not host or not port.isdigit():
         parser.error(f"--controller wants HOST:PORT, not {parsed.controller!r}")
-    if parsed.slots < 1:
-        parser.error("--slots must be at least 1")
+    if parsed.slots < 0:
+        parser.error("--slots must be at least 0")
     try:
         identity = load_identity(Path(parsed.identity))
     except OSError as error:

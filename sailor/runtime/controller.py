@@ -28,6 +28,7 @@ from sailor.cluster.provisioner import (
     Refused,
     Released,
     Started,
+    is_anchor,
 )
 from sailor.errors import NoFeasiblePlan
 from sailor.parallel.layout import Layout, Member
@@ -35,6 +36,7 @@ from sailor.plan import Plan
 from sailor.runtime import messages as m
 from sailor.runtime import state as s
 from sailor.runtime.adoption import to_adopt
+from sailor.runtime.anchoring import Anchoring, trained
 from sailor.runtime.chronicle import Chronicle
 from sailor.runtime.copies import Copies
 from sailor.runtime.durable import Durable
@@ -95,6 +97,8 @@ class ControllerSettings:
     stragglers: Rules | None = None  # where machines stand by; None never suspects any
     rehearse: bool = True  # standbys run a step in the sandbox for the seats they may take
     leave_s: float = 120.0  # for a machine that is given back to hand over what it holds
+    anchor: NodeRequest | None = None  # what to ask for as one; see runtime.anchors
+    anchor_join_s: float = 1200.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +141,13 @@ class Controller:
             clock=self._clock,
         )  # fmt: skip
         self._copies = Copies(self._durable, events=events)
+        self._anchoring = Anchoring(
+            settings.anchor, join_s=settings.anchor_join_s, run=settings.run, events=events,
+            clock=self._clock, roster=lambda: self._roster, copies=self._copies,
+            order=self.add_nodes, refused=self._note_refused,
+            lose=lambda node, cause: self._lose(node, cause, 0.0),
+        )  # fmt: skip
+        self._told_go: dict[str, int] = {}  # node -> generation
         self._tasks: set[asyncio.Task[None]] = set()
         self._lookout = Lookout(settings.stragglers if settings.limits.standbys else None)
         self._rehearsals = Rehearsals(
@@ -178,11 +189,13 @@ class Controller:
         """Before ``start``: which of ``members`` have a machine still. None: the run begins anew,
         from its durable checkpoint."""
         layout, active = self._lived_on, self._journal.active
+        anchors = self._anchoring.expect(living)
+        others = [node for node in living if node not in anchors]
         for node in set(self._journal.members) - set(living):
             self._journal = self._journal.left(node)
-        if layout is None or active is None or not living:
-            self._journal = self._journal.alone()
-            self._roster = Roster(given_up=self._journal.fenced)
+        if layout is None or active is None or not others:
+            self._journal = self._journal.alone(besides=anchors)
+            self._roster = Roster(members=self._journal.members, given_up=self._journal.fenced)
             return
         self._roster = Roster(members=self._journal.members, given_up=self._journal.fenced)
         self._adopts = True
@@ -193,7 +206,7 @@ class Controller:
             generation=self._journal.generation,
             active=layout,
             active_generation=active.generation,
-            awaited=frozenset(living),
+            awaited=frozenset(others),
         )
         self._chronicle.takes_over(layout)
         self._durable.trust_what_is_there()
@@ -212,6 +225,7 @@ class Controller:
                 machine_type=request.machine_type,
                 spot=request.spot,
                 price_per_hour=request.price_per_hour,
+                role="anchor" if is_anchor(request.node) else "",
             )
         await self._provisioner.request(*requests)
 
@@ -321,7 +335,9 @@ class Controller:
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock.now()
-            self._hazard = self._hazard.watched(TICK_S * len(self._roster.agents))
+            self._hazard = self._hazard.watched(TICK_S * len(self._run.nodes))
+            steps = self._chronicle.step_seconds
+            await self._anchoring.mind(self._run, step_s=median(steps) if steps else None)
             for agent in self._roster.to_ask_after(now=now):
                 self._beside(self._ask_after(agent.node, rounds=1, hung_up=False))
             for node, cause, silent_s in self._roster.overdue(
@@ -352,19 +368,23 @@ class Controller:
                 case Started():
                     self._events.write("node_started", node=news.node)
                 case Refused():
-                    self._events.write(
-                        "node_refused",
-                        node=news.node,
-                        code=news.error.code,
-                        why=news.error.what,
-                        detail=news.error.why,
-                        fix=news.error.fix,
-                        retry_s=news.retry_s,
-                        lasting=news.lasting,
-                    )
+                    self._note_refused(news)
                 case Released() if news.node not in self._roster.agents:
                     # A member's end is for its heartbeat to tell: no cloud is as quick.
                     self._note_released(news)
+
+    def _note_refused(self, news: Refused) -> None:
+        self._events.write(
+            "node_refused",
+            node=news.node,
+            code=news.error.code,
+            why=news.error.what,
+            detail=news.error.why,
+            fix=news.error.fix,
+            retry_s=news.retry_s,
+            lasting=news.lasting,
+        )
+        self._anchoring.refused(news)
 
     async def _goes_now(self, node: str) -> None:
         """A machine that is gone is lost, not to be planned without while it trains."""
@@ -377,7 +397,10 @@ class Controller:
 
     def _lose(self, node: str, cause: str, silent_s: float) -> None:
         self._shut_out(node, cause, silent_s)
-        self._put(s.Lost(at=self._clock.now(), node=node, cause=cause, silent_s=silent_s))
+        if is_anchor(node):
+            self._anchoring.lost(node)
+        else:
+            self._put(s.Lost(at=self._clock.now(), node=node, cause=cause, silent_s=silent_s))
 
     def _shut_out(self, node: str, cause: str, silent_s: float) -> None:
         agent = self._roster.remove(node)
@@ -386,7 +409,8 @@ class Controller:
         if agent is not None and agent.link is not None:
             agent.link.abort()
         self._events.write("node_lost", node=node, cause=cause, silent_s=silent_s)
-        self._hazard = self._hazard.lost()
+        if not is_anchor(node):
+            self._hazard = self._hazard.lost()
         self._beside(self._release(node))
 
     async def _release(self, node: str) -> None:
@@ -439,12 +463,16 @@ class Controller:
                 pid=hello.pid,
                 workers=[{"worker": str(w.worker), "pid": w.pid} for w in hello.workers],
             )
-            if member:
+            if is_anchor(hello.node):
+                self._anchoring.joined(hello)
+            elif member:
                 self._put(self._rejoined(hello, agent.member, agent.slots))
                 for part in hello.persisted:
                     await self._hear_durable(hello.node, part)
             else:
                 self._put(s.Joined(at=now, member=agent.member, slots=agent.slots))
+        else:
+            await self._returned(hello)
         try:
             while True:
                 message = await link.receive()
@@ -453,6 +481,28 @@ class Controller:
         except LinkClosed:
             self._roster.parted(hello.node, link, now=self._clock.now())
             await self._ask_after(hello.node, rounds=ROUNDS, hung_up=True)
+
+    async def _returned(self, hello: m.Hello) -> None:
+        """A member's connection has broken and is there again: learn what it could not tell."""
+        now, run = self._clock.now(), self._run
+        self._anchoring.interrupted()
+        node = run.nodes.get(hello.node)
+        if node is None:
+            return
+        there = {status.worker: status for status in hello.workers}
+        for worker in set(node.member.workers) - there.keys():
+            cause = "ended while its node was away"
+            self._put(s.WorkerDied(at=now, worker=worker, cause=cause))
+        for worker in sorted(there.keys() - set(node.member.workers)):
+            self._put(s.WorkerStarted(at=now, worker=worker))
+        missed = self._told_go.get(hello.node, 0) > hello.generation
+        self._put(s.Returned(at=now, node=hello.node, missed_go=missed))
+        for part in hello.persisted:
+            await self._hear_durable(hello.node, part)
+        active = run.active_generation
+        mine = [w for w in there.values() if active and w.generation == active]
+        if mine and all(status.doing == "finished" for status in mine):
+            self._put(s.NodeFinished(at=now, generation=active, node=hello.node))
 
     async def _measure_reach(self, node: str) -> None:
         """Learn whether the agent's port can be asked at all, while it surely lives."""
@@ -506,7 +556,8 @@ class Controller:
             case m.Heartbeat():
                 await link.send(m.Beat())  # what its lease goes on by
                 self._note_statuses(node, message.workers)
-                await self._mind_pace(node, message.workers)
+                if not is_anchor(node):
+                    await self._mind_pace(node, message.workers)
             case m.Probed():
                 self._mind_lines(message)
             case m.StoreSet():
@@ -543,7 +594,10 @@ class Controller:
                     agent.holdings = message.holdings
                 for record in message.records:
                     self._chronicle.step(record)
-                self._put(s.NodeHalted(at=now, generation=generation, node=node))
+                if is_anchor(node):
+                    self._anchoring.told_holdings()
+                else:
+                    self._put(s.NodeHalted(at=now, generation=generation, node=node))
             case m.Switched():
                 self._chronicle.moved(generation, message.bytes_moved)
                 self._put(
@@ -573,6 +627,8 @@ class Controller:
                 self._chronicle.snapshot(message, active_generation=self._run.active_generation)
             case m.Persisted():
                 await self._hear_durable(node, message)
+            case m.CopiedOut():
+                await self._anchoring.hear(message)
             case m.NoticeSeen():
                 self._events.write(
                     "notice", node=node, seconds=message.seconds, source=message.source
@@ -690,6 +746,8 @@ class Controller:
                     record=self._rehearsals.to_record(command.layout),
                     losses_per_s=self._hazard.per_machine_s * len(command.layout.nodes),
                 )
+                self._anchoring.interrupted()
+                self._told_go |= dict.fromkeys(command.layout.nodes, command.generation)
                 await self._tell(command.layout.nodes, go)
                 await self._store.drop_before(command.generation)
             case s.SendDrop():
@@ -809,11 +867,17 @@ class Controller:
 
     async def _choose(self, command: s.ChooseSources) -> None:
         copies, committed = self._copies.in_memory(
-            self._roster.agents, self._run, live=command.live
+            trained(self._roster.agents), self._run, live=command.live
         )
         self._events.write("committed", generation=self._run.active_generation, step=committed)
+        starts = self._journal.starts
         try:
-            restore = await self._copies.choose(command, copies, starts=self._journal.starts)
+            restore = await self._copies.choose(command, copies, starts=starts)
+            # An anchor is asked only where it can help: nobody waits for one that cannot.
+            lacking = restore.step < committed or restore.farthest_tier in ("disk", "init")
+            if lacking and (more := await self._anchoring.copies()):
+                copies += more
+                restore = await self._copies.choose(command, copies, starts=starts)
         except store.CheckpointFailed as error:
             log.error("%s", error.render())
             return  # the stage passes its deadline, and all is tried again

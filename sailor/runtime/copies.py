@@ -93,22 +93,30 @@ class Copies:
 
         ``live``: what workers of the active generation have in use counts as well.
         """
-        copies = [
+        copies = [copy for agent in agents.values() for copy in self._held(agent)]
+        if run.active is None or not live:
+            return copies, run.step
+        in_use = _in_use(agents, run.active, run.active_generation)
+        return copies + in_use, min((copy.step for copy in in_use), default=run.step)
+
+    def of_anchor(self, agents: Mapping[str, AgentRecord], node: str) -> list[Copy]:
+        """What the anchor has, as it last said; nothing if it is not there."""
+        agent = agents.get(node)
+        return [] if agent is None else self._held(agent, anchor=True)
+
+    def _held(self, agent: AgentRecord, *, anchor: bool = False) -> list[Copy]:
+        return [
             Copy(
                 step=holding.snapshot.step,
                 boxes=frozenset(holding.boxes),
                 generation=holding.snapshot.generation,
                 worker=holding.snapshot.worker,
                 node=agent.node,
+                anchor=anchor,
             )
-            for agent in agents.values()
             for holding in agent.holdings
             if (agent.node, holding.snapshot) not in self._spoiled
         ]
-        if run.active is None or not live:
-            return copies, run.step
-        in_use = _in_use(agents, run.active, run.active_generation)
-        return copies + in_use, min((copy.step for copy in in_use), default=run.step)
 
 
 def _in_use(agents: Mapping[str, AgentRecord], active: Layout, generation: int) -> list[Copy]:

@@ -1,4 +1,4 @@
-"""What becomes of a node's verified snapshots: copies in peers' memory, files that last.
+"""What becomes of a node's verified snapshots: copies in other memories, files that last.
 
 Both run beside training and from pinned segments; both may fail without harm to it.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from sailor.checkpoint.files import place
 from sailor.checkpoint.placement import needing_copies
-from sailor.checkpoint.replicate import Push, Replicator
+from sailor.checkpoint.replicate import Push, Replicator, TransferFailed, push
 from sailor.checkpoint.segment import CorruptSnapshot
 from sailor.checkpoint.store import CheckpointFailed, write_part
 from sailor.parallel.boxes import Box
@@ -24,6 +24,8 @@ from sailor.runtime.identity import Identity
 from sailor.runtime.keeper import Keeper
 
 log = logging.getLogger(__name__)
+
+ANCHOR_SHARE = 0.25  # of the time that a copy for an anchor may use the line
 
 
 class Custody:
@@ -96,13 +98,13 @@ class Custody:
         if not boxes or not self._replicators:
             self._keeper.mark_safe(snapshot)
             return
-        push = Push(snapshot=snapshot, boxes=tuple(box.name for box in boxes))
+        wanted = Push(snapshot=snapshot, boxes=tuple(box.name for box in boxes))
         self._missing[snapshot] = set(self._replicators)
         for replicator, _ in self._replicators.values():
-            replicator.offer(push)
+            replicator.offer(wanted)
 
-    def _on_pushed(self, peer: str, push: Push, sent: int | None) -> None:
-        snapshot = push.snapshot
+    def _on_pushed(self, peer: str, pushed: Push, sent: int | None) -> None:
+        snapshot = pushed.snapshot
         missing = self._missing.get(snapshot, set())
         missing.discard(peer)
         if not missing:
@@ -113,12 +115,39 @@ class Custody:
                 generation=snapshot.generation,
                 node=self._node,
                 snapshot=snapshot,
-                boxes=len(push.boxes),
+                boxes=len(pushed.boxes),
                 bytes=sent,
                 stall_s=0.0,
                 peer=peer,
             )
             self._beside(self._said(copied))
+
+    async def copy_out(
+        self,
+        layout: Layout,
+        asked: m.CopyOut,
+        step: int,
+        snapshots: Mapping[WorkerId, m.SnapshotId],
+    ) -> None:
+        """This node's share of a step, to the anchor's memory, as slowly as training can bear.
+
+        The share is what it would write into a durable checkpoint: over all nodes, every box once.
+        """
+        sent, error = 0, ""
+        try:
+            for worker, boxes in boxes_to_write(layout, node=self._node).items():
+                with self._keeper.pinned(snapshots[worker]) as segment:
+                    sent += await push(
+                        asked.address, segment, boxes, identity=self._identity, share=ANCHOR_SHARE
+                    )
+        except (KeyError, TransferFailed) as failure:
+            error = str(failure)
+            log.warning("%s has no copy of step %d: %s", asked.anchor, step, failure)
+        await self._tell(
+            m.CopiedOut(
+                generation=asked.generation, node=self._node, step=step, bytes=sent, error=error
+            )
+        )
 
     async def _said(self, message: m.Message) -> None:
         await self._tell(message)

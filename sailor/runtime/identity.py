@@ -11,6 +11,7 @@ import datetime
 import os
 import ssl
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _KEY = "run.key"
@@ -35,20 +36,23 @@ class Identity:
 
     def server_context(self) -> ssl.SSLContext:
         """For the side that listens: the peer must hold the run's key."""
-        return self._context(ssl.PROTOCOL_TLS_SERVER)
+        return _context(self, ssl.PROTOCOL_TLS_SERVER)
 
     def client_context(self) -> ssl.SSLContext:
         """For the side that connects: the peer must hold the run's key."""
-        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+        return _context(self, ssl.PROTOCOL_TLS_CLIENT)
 
-    def _context(self, protocol: ssl._SSLMethod) -> ssl.SSLContext:
-        context = ssl.SSLContext(protocol)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # the certificate names the run, not a host
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cafile=str(self.certificate))
-        context.load_cert_chain(certfile=str(self.certificate), keyfile=str(self.key))
-        return context
+
+@cache
+def _context(identity: Identity, protocol: ssl._SSLMethod) -> ssl.SSLContext:
+    """Made once: reading the key takes as long as a handshake, and every copy is a connection."""
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the certificate names the run, not a host
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cafile=str(identity.certificate))
+    context.load_cert_chain(certfile=str(identity.certificate), keyfile=str(identity.key))
+    return context
 
 
 def load_identity(directory: Path) -> Identity:

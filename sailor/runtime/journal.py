@@ -8,6 +8,7 @@ generation is told to go, so what it calls active is what agents were last told,
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -67,9 +68,11 @@ class Journal:
         """The journal of one more start of the controller."""
         return replace(self, attempt=self.attempt + 1, port=port)
 
-    def alone(self) -> Journal:
-        """Nobody of an earlier start is left: members begin anew, nothing trains."""
-        return replace(self, members={}, active=None, fenced=(*self.fenced, *self.members.values()))
+    def alone(self, *, besides: Collection[str] = ()) -> Journal:
+        """Nobody of an earlier start trains: members begin anew, all but those named."""
+        kept = {node: start for node, start in self.members.items() if node in besides}
+        ended = [start for node, start in self.members.items() if node not in besides]
+        return replace(self, members=kept, active=None, fenced=(*self.fenced, *ended))
 
 
 def read_journal(path: Path) -> Journal:

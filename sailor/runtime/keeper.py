@@ -31,7 +31,7 @@ from sailor.runtime.messages import Holding, SnapshotId
 log = logging.getLogger(__name__)
 
 SEGMENTS_PER_WORKER = 2
-MOST_SEGMENTS_PER_WORKER = 3  # with one for a snapshot that must be while both others are needed
+ANCHORED_SEGMENTS = 3  # with one that a copy for an anchor is slowly read from
 
 Boxes = Sequence[tuple[str, tuple[int, ...]]]
 
@@ -72,9 +72,17 @@ class Keeper:
     """Everything in this node's snapshot memory. Satisfies checkpoint.replicate.Shelf."""
 
     def __init__(
-        self, arena: Arena, *, node: str, grant: Callable[[WorkerId, int, str], None]
+        self,
+        arena: Arena,
+        *,
+        node: str,
+        grant: Callable[[WorkerId, int, str], None],
+        versions: int = KEPT_VERSIONS,
     ) -> None:
+        """``versions``: so many of each writer's copies are kept, whoever else wants fewer."""
+        self.segments = SEGMENTS_PER_WORKER  # of each worker
         self._arena = arena
+        self._versions = versions
         self._node = node
         self._grant = grant  # (worker, generation, segment): tell the worker
         self._entries: list[Entry] = []
@@ -86,7 +94,7 @@ class Keeper:
         """Segments for a seat that is being prepared. Raises OutOfSnapshotMemory; then none."""
         made: list[Entry] = []
         try:
-            for _ in range(SEGMENTS_PER_WORKER):
+            for _ in range(self.segments):
                 made.append(await self._new(worker, boxes, Use.own, seat=(worker, generation)))
         except OutOfSnapshotMemory:
             for entry in made:
@@ -122,14 +130,14 @@ class Keeper:
                 self._free(entry)
 
     async def want(self, worker: WorkerId, generation: int) -> None:
-        """A snapshot must be made: a segment beyond the usual ones, if there is no other."""
+        """A snapshot must be made: one segment beyond the usual ones, if there is no other."""
         seat = (worker, generation)
         if seat not in self._seats:
             return
         self._seats[seat] = True
         self._offer()
         mine = self._of_seat(seat)
-        if any(entry.granted for entry in mine) or len(mine) >= MOST_SEGMENTS_PER_WORKER:
+        if any(entry.granted for entry in mine) or len(mine) > self.segments:
             return
         boxes = [(at.name, at.shape) for at in mine[0].segment.manifest.boxes]
         with contextlib.suppress(OutOfSnapshotMemory):  # then the next one that comes free
@@ -211,7 +219,7 @@ class Keeper:
         )
         copies = [e.segment.snapshot for e in held if e.use is Use.copy]
         for writer in {snapshot.worker for snapshot in copies}:
-            gone |= superseded([s for s in copies if s.worker == writer], newest=KEPT_VERSIONS)
+            gone |= superseded([s for s in copies if s.worker == writer], newest=self._versions)
         self._forget(gone)
         self._offer()
 
@@ -239,7 +247,13 @@ class Keeper:
             for e in self._entries
             if e.use is Use.copy and e.held and e.segment.snapshot.worker == segment.snapshot.worker
         ]
-        self._forget(superseded(versions, newest=KEPT_VERSIONS))
+        self._forget(superseded(versions, newest=self._versions))
+
+    def retain(self, *, generation: int, step: int) -> None:
+        """Of the copies held here, only those of one step are wanted still; none if ``step`` is -1.
+        For an anchor: somebody else knows which step it has all of."""
+        copies = [e.segment.snapshot for e in self._entries if e.use is Use.copy and e.held]
+        self._forget(s for s in copies if (s.generation, s.step) != (generation, step))
 
     def discard(self, segment: Segment) -> None:
         """It has served, or came to nothing."""

@@ -56,7 +56,9 @@ from sailor.runtime.state import (
     Rejoined,
     Release,
     Restorable,
+    Returned,
     Run,
+    SendHalt,
     StepApplied,
     StepRefused,
     Stop,
@@ -89,6 +91,8 @@ def _after(run: Run, event: Event) -> Outcome:
             return rejoined(run, event)
         case Lost():
             return _lost(run, event)
+        case Returned():
+            return _returned(run, event)
         case WorkerDied():
             return _worker_died(run, event)
         case WorkerStarted():
@@ -175,6 +179,26 @@ def _lost(run: Run, event: Lost) -> Outcome:
         return run, []  # its part is durable already
     cause = f"{event.node} lost: {event.cause}"
     return _hurt(run, event.at, event.node, cause=cause, silent_s=event.silent_s)
+
+
+def _returned(run: Run, event: Returned) -> Outcome:
+    """Whatever it was told, or answered, may be lost: nobody waits for it to be late."""
+    t, cause = run.transition, f"the connection of {event.node} broke"
+    if t is not None and event.node in t.waiting:
+        if not run.training:
+            return begin_unplanned(run, event.at, cause=cause)
+        run, commands = drop(run, why=cause)
+        run, more = want_plan(run, event.at, cause=t.cause)
+        return run, commands + more
+    if run.stopping is not None and event.node in run.stopping:
+        again = SendHalt(
+            generation=run.active_generation, nodes=(event.node,), boundary=True, persist=True
+        )
+        return run, [again]  # being told twice does no harm
+    seated = run.active is not None and event.node in run.active.nodes
+    if run.training and seated and event.missed_go and run.stumble is None:
+        return replace(run, stumble=Stumble(at=event.at, cause=f"{cause} as it was to go")), []
+    return run, []
 
 
 def _worker_died(run: Run, event: WorkerDied) -> Outcome:

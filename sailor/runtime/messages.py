@@ -31,6 +31,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What never changes during a run. ``pieces`` is the cut of its tensors into boxes.
 
     ``compare_every``: after every so many steps all owners of a box are compared; 0 never.
+    ``anchored``: a copy of everything is kept on a machine that does not train.
     """
 
     run: str
@@ -39,6 +40,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     train: TrainSettings
     checkpoint_directory: str
     compare_every: int = 0
+    anchored: bool = False
 
 
 class SnapshotId(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -221,6 +223,16 @@ class Persisted(Message, frozen=True, kw_only=True):
     error: str = ""
 
 
+class CopiedOut(Message, frozen=True, kw_only=True):
+    """Answer to CopyOut: this node's share of the state after ``step`` is with the anchor, or not
+    and ``error`` says why."""
+
+    node: str
+    step: int
+    bytes: int = 0
+    error: str = ""
+
+
 class Finished(Message, frozen=True, kw_only=True):
     """This node's workers have applied the last step of the run."""
 
@@ -374,6 +386,21 @@ class Probe(Message, frozen=True, kw_only=True):
     peers: dict[str, tuple[str, int]]
 
 
+class CopyOut(Message, frozen=True, kw_only=True):
+    """Copy your share of the first snapshot at or after ``step`` to the anchor at ``address``."""
+
+    step: int
+    anchor: str
+    address: tuple[str, int]
+
+
+class Retain(Message, frozen=True, kw_only=True):
+    """To an anchor: of all copies keep those of that step of that generation, and newer ones that
+    are still on their way; none where ``step`` is -1."""
+
+    step: int
+
+
 class Shutdown(Message, frozen=True, kw_only=True):
     """End workers, free memory, exit."""
 
@@ -390,11 +417,11 @@ class StoreValues(Message, frozen=True, kw_only=True):
 ToController = (
     Hello | Heartbeat | WorkerUp | WorkerLost | Prepared | Halted | Switched | TransitionFailed
     | Stepped | Snapshotted | Persisted | Finished | NoticeSeen | Diverged | StoreSet | StoreGet
-    | Recorded | Warmed | Probed
+    | Recorded | Warmed | Probed | CopiedOut
 )  # fmt: skip
 ToAgent = (
     Welcome | Refused | Beat | Prepare | Warm | Probe | Halt | Switch | Go | Drop | Shutdown
-    | StoreValues
+    | StoreValues | CopyOut | Retain
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)

@@ -225,6 +225,17 @@ class Rejoined(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Returned(Event):
+    """A node's connection broke and is there again. What was on its way then is lost, both ways.
+
+    ``missed_go``: it was told to train, and knows nothing of it.
+    """
+
+    node: str
+    missed_go: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Lost(Event):
     """A node is gone. ``silent_s``: how long before ``at`` its last sign of life was."""
 

@@ -26,7 +26,7 @@ from sailor.parallel.stand_in import same_seat
 from sailor.runtime import messages as m
 from sailor.runtime.custody import Custody
 from sailor.runtime.identity import Identity
-from sailor.runtime.keeper import Keeper
+from sailor.runtime.keeper import ANCHORED_SEGMENTS, Keeper
 from sailor.runtime.nursery import Child, Nursery
 from sailor.runtime.sourcing import CannotTake, localise
 from sailor.runtime.transport import LinkClosed
@@ -78,6 +78,7 @@ class Part:
     halt: m.Halt | None = None  # not answered yet
     sealing: int = 0  # snapshots written but not verified yet
     snapshots: dict[int, dict[WorkerId, m.SnapshotId]] = field(default_factory=dict)  # by step
+    copy_out: m.CopyOut | None = None  # asked for, and no snapshot there yet that will do
 
     def rank_of(self, worker: WorkerId) -> int:
         """The rank of one of ``workers``."""
@@ -115,6 +116,8 @@ class Tenure:
         """The controller has said what run this is."""
         self._run = run
         self._custody.directory = run.checkpoint_directory
+        if run.anchored:
+            self._keeper.segments = ANCHORED_SEGMENTS
 
     @property
     def persisted(self) -> tuple[m.Persisted, ...]:
@@ -151,6 +154,10 @@ class Tenure:
                 await self._go(message)
             case m.Drop():
                 await self._drop(message)
+            case m.CopyOut():
+                self._copy_out(message)
+            case m.Retain():
+                self._keeper.retain(generation=message.generation, step=message.step)
             case _:
                 log.warning("%s is not for an agent", type(message).__name__)
 
@@ -480,6 +487,29 @@ class Tenure:
                 self._keeper.close_seat(worker, child.generation)
                 child.generation = 0
 
+    # Copies for an anchor
+
+    def _copy_out(self, asked: m.CopyOut) -> None:
+        part = self._parts.get(asked.generation)
+        if part is None or part.prepare.generation != self.generation:
+            return  # it is over; whoever asked knows by now
+        part.copy_out = asked
+        self._start_copying_out(part)
+
+    def _start_copying_out(self, part: Part) -> None:
+        """With the first snapshot that all workers of this node have verified, if it is there.
+
+        All ranks snapshot the same steps, so every node takes the same one.
+        """
+        asked = part.copy_out
+        if asked is None:
+            return
+        for step, snapshots in sorted(part.snapshots.items()):
+            if step >= asked.step and snapshots.keys() >= set(part.workers):
+                part.copy_out = None
+                self._beside(self._custody.copy_out(part.layout, asked, step, dict(snapshots)))
+                return
+
     # What workers report
 
     async def _on_took(self, part: Part, child: Child, took: Took) -> None:
@@ -531,6 +561,7 @@ class Tenure:
         self._keeper.tidy(self.generation, current=part.workers)
         for step in sorted(part.snapshots)[:-_REMEMBERED_STEPS]:
             del part.snapshots[step]
+        self._start_copying_out(part)
         if self._durable(snapshot.step) and at_step.keys() >= set(part.workers):
             assert self._run is not None
             last = snapshot.step == self._run.train.total_steps

@@ -89,7 +89,7 @@ class ProgressPage:
         """A new page, for the agent."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, slots * _SLOT_BYTES)
+            os.ftruncate(descriptor, max(1, slots) * _SLOT_BYTES)
             return ProgressPage(path, mmap.mmap(descriptor, 0))
         finally:
             os.close(descriptor)

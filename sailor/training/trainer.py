@@ -277,6 +277,7 @@ class Trainer:
             raise ValueError(f"rank {self.rank} does other work as rank {rank} of the new layout")
         self._connected = False
         self._owners = {}
+        self._world = LoopbackCommunicator()  # where nobody else is left there is no such group
         memory = self._sum.detach()
         self._state.move_to(layout, rank)
         self._place(layout, rank, memory=memory)

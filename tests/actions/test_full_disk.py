@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,21 +12,15 @@ from actions.prepare import prepare_tokens
 from sailor.errors import DataError
 from tests.actions.test_export import TINY, act
 from tests.helpers.compose import a_config
+from tests.helpers.mounts import small_disk
 from tests.helpers.run_folders import a_run_folder
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A disk of 64 KiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "sailor-test", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("mounting a tmpfs takes root and its capabilities")
-    try:
+    with small_disk(tmp_path / "small", size="64k") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_preparing_on_a_full_disk_is_one_error_and_goes_on_elsewhere(small: Path, tmp_path: Path):

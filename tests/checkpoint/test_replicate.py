@@ -131,7 +131,9 @@ def test_a_large_box_travels_in_chunks(tmp_path: Path) -> None:
         async with two_nodes(tmp_path) as (a, b):
             held = await a.hold(boxes=boxes, seed=1)
             sizes = [len(data) for data in chunks(held, ["small", "large", "last"])]
-            assert sizes == [CHUNK_BYTES, 12 * 500_053 - CHUNK_BYTES]
+            assert set(sizes[:-1]) == {CHUNK_BYTES}
+            assert len(sizes) > 2
+            assert sum(sizes) == 12 * 500_053
             got = await fetch(
                 a.address, held.snapshot, ["small", "large", "last"],
                 identity=b.identity, shelf=b.keeper,

@@ -86,6 +86,20 @@ def test_a_durable_checkpoint_is_used_only_when_memory_cannot_serve_it_newer():
     assert newest.farthest_tier == "memory"
 
 
+def test_an_anchor_comes_after_peers_and_before_disk():
+    everything = FIRST | LAST
+    anchored = Copy(step=7, boxes=everything, node="anchor-1", anchor=True)
+    disk = Copy(step=7, boxes=everything, path="ckpt/step-7")
+    alone = choose(PIPELINE, [disk, anchored], starts={})
+    assert (alone.step, alone.farthest_tier) == (7, "anchor")
+    among = choose(PIPELINE, [disk, anchored, held(0, step=7), held(1, step=7, node="n0")],
+                   starts={})  # fmt: skip
+    assert set(tiers(among, 0).values()) == {"memory"}
+    assert set(tiers(among, 1).values()) == {"peer"}
+    newer = Copy(step=8, boxes=everything, path="ckpt/step-8")
+    assert choose(PIPELINE, [newer, anchored], starts={}).farthest_tier == "disk"
+
+
 def test_a_state_that_was_given_up_is_never_mixed_in():
     # Generation 1 reached step 8 in places; generation 2 went back to 6 and is at 7 now.
     stale = held(0, step=8, generation=1)

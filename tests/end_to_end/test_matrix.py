@@ -16,6 +16,7 @@ import pytest
 
 from tests.end_to_end.test_losses import BATCH, hold_to_invariants, joined, layouts, of_kind
 from tests.helpers import invariants as check
+from tests.helpers.mounts import small_disk
 from tests.helpers.running import PATIENCE_S, Ended, Place, leftovers
 
 pytestmark = pytest.mark.matrix
@@ -276,6 +277,30 @@ def test_a_checkpoint_that_cannot_be_written_disturbs_nothing(place, undisturbed
     log = ended.events
     assert {e["step"] for e in of_kind(log, "persist_failed")} == {10}
     assert {20, 30, 40} <= {e["step"] for e in of_kind(log, "persisted")}
+
+
+def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_no_step(place, undisturbed):
+    """The file system of the checkpoints is filled to its last byte and emptied later: what was
+    durable stays whole, what comes due meanwhile is left out, then they are written again."""
+    steps = 200
+    with small_disk(place.root / place.named("disk"), size="16m") as disk:
+        script = [{"kind": "fill_disk", "at": 25, "lasts": "3s"}]
+        words = ("cloud.nodes=2", "checkpoint.persist_every=10", f"train.steps={steps}")
+        words += (f"checkpoint.directory={disk}/checkpoints", "checkpoint.keep=100")
+        with place.start(*words, script=script) as run:
+            run.until(lambda log: of_kind(log, "persist_failed"), what="no room is noticed")
+            ended = run.wait()
+        assert ended.code == 0, ended.told()
+        hold_to_invariants(ended, undisturbed(steps), steps=steps)
+        log = ended.events
+        failed = {e["step"] for e in of_kind(log, "persist_failed")}
+        durable = {e["step"] for e in of_kind(log, "persisted")}
+        assert failed
+        assert {10, 20, steps} <= durable
+        assert not failed & durable
+        assert [e for e in of_kind(log, "node_lost") + of_kind(log, "worker_lost")] == []
+        whole = {int(p.parent.name[5:]) for p in (disk / "checkpoints").glob("step-*/COMPLETE")}
+        assert whole == durable
 
 
 def test_a_node_that_dies_while_it_boots_is_done_without(place, undisturbed):

@@ -122,3 +122,23 @@ def test_a_link_between_two_machines_that_breaks_stops_no_step_for_good(place, u
         network.heal("node-2", "node-1")
         ended = finished(run, undisturbed)
     assert of_kind(ended.events, "worker_lost") == []
+
+
+def test_a_machine_whose_cable_is_pulled_by_a_script_is_given_up_and_refused_when_it_is_back(
+    place, undisturbed
+):
+    """``cut_node``: nothing arrives, nothing leaves, for longer than anybody waits. When the cable
+    is in again the machine is a zombie, and leaves."""
+    script = [{"kind": "cut_node", "at": 12, "target": "node-2", "lasts": "4s"}]
+    ended = trained(place, undisturbed, *WORDS, steps=STEPS, script=script)
+    (lost,) = of_kind(ended.events, "node_lost")
+    assert lost["node"] == "node-2"
+    assert lost["silent_s"] < 3.0
+
+
+def test_a_cable_that_is_out_for_a_moment_costs_no_machine(place, undisturbed):
+    """Shorter than a machine may be silent: whatever was on its way arrives late."""
+    script = [{"kind": "cut_node", "at": 12, "target": "node-2", "lasts": "0.2s"}]
+    ended = trained(place, undisturbed, *WORDS, steps=STEPS, script=script)
+    assert of_kind(ended.events, "node_lost") == []
+    assert len(layouts(ended.events)) == 1

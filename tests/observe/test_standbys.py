@@ -56,3 +56,21 @@ def test_the_summary_says_it():
 def test_without_standbys_there_is_nothing_to_say():
     history = replay(log(asked(0, "n1"), joined(1, "n1"), trains(10, "n1")))
     assert history.standbys.seconds(now=100) == 0.0
+
+
+def test_an_anchor_is_paid_for_and_stands_by_for_nobody():
+    t, kind, fields = asked(0, "anchor-1")
+    anchor = (t, kind, {**fields, "role": "anchor", "spot": False})
+    copied = (20, "anchored", {"step": 5, "node": "anchor-1", "bytes": 10, "seconds": 1.0})
+    history = replay(log(anchor, joined(10, "anchor-1"), *START, copied))
+    assert history.standbys.seconds(now=1810) == 1800  # n2 alone
+    summary = summarise(
+        log(
+            anchor, joined(10, "anchor-1"), *START, copied,
+            (3610, "run_ended", {"end": "done", "why": "", "exit_code": 0}),
+        )
+    )  # fmt: skip
+    assert summary["anchors"]["hours"] == 1.0
+    assert summary["anchors"]["cost_usd"] == pytest.approx(2.0 * 3610 / 3600, abs=1e-6)
+    assert (summary["anchors"]["copies"], summary["anchors"]["step"]) == (1, 5)
+    assert summary["cost_usd"] >= summary["anchors"]["cost_usd"]

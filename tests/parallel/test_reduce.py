@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from sailor.parallel.comm import LoopbackCommunicator
+from sailor.parallel.comm import Aborted, LoopbackCommunicator, Pending
 from sailor.parallel.reduce import ExactSum, FastSum
 from sailor.parallel.slots import padded
 from sailor.parallel.state import StageState
@@ -110,6 +110,38 @@ def test_fresh_memory_after_an_abort_sums_as_before():
                 parameter.backward(part * total.seed)
         total.reduce()
         assert torch.equal(state.gradients, expected)
+
+
+class Leaving(LoopbackCommunicator):
+    """A group whose other members are gone: an operation begins, and is left."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        return self
+
+    def wait(self) -> None:
+        raise Aborted("a peer is gone")
+
+
+@pytest.mark.parametrize("in_reduction", [False, True])
+def test_only_a_sum_that_others_may_still_write_into_is_given_up(in_reduction):
+    """Fresh memory is dear: a step that is left before its reduction keeps what it has."""
+    layout = a_run(*[a_replica(microbatches=3, layers=1)] * 2, spec=a_gpt(num_layers=1))
+    state = StageState(layout, 0, device=torch.device("cpu"))
+    parameters = state.bind(module_of(layout, 0).leaves())
+    total = ExactSum(state, parameters, tokens_per_step=TOKENS)
+    memory = total._memory.data_ptr()
+    total.begin({(0, 1): Leaving(size=2)}, num_microbatches=1)
+    parameters[0][1].backward(torch.ones_like(parameters[0][1]))
+    if in_reduction:
+        with pytest.raises(Aborted):
+            total.reduce()
+    total.renew()
+    assert (total._memory.data_ptr() == memory) is not in_reduction
+    total.begin({(0, 1): Leaving(size=2)}, num_microbatches=1)
+    if in_reduction:
+        with pytest.raises(Aborted):
+            total.reduce()
+    assert (total.detach() is None) is in_reduction
 
 
 def test_a_step_forgets_the_one_before_also_where_a_matrix_is_tied():

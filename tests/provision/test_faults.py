@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from provision.faults import FaultInjector, check_cloud
+from provision.full_disk import MOST_BYTES, FullDisk
 from sailor.clock import HandClock
 from sailor.errors import ConfigError
 from sailor.faults import FaultKind, read_script
@@ -34,11 +36,34 @@ class Machines:
     def memory_folder(self, node: str) -> Path | None:
         return self.folder / node
 
+    def set_cut(self, node: str, *, cut: bool) -> None:
+        self.asked.append(("cut" if cut else "heal", node))
+
+
+class Disk:
+    """Writes down what it is asked to do, in the place of a file system."""
+
+    def __init__(self, *, refusal: str = "") -> None:
+        self.refusal = refusal
+        self.asked: list[str] = []
+
+    def why_not(self) -> str:
+        return self.refusal
+
+    def fill(self) -> None:
+        self.asked.append("fill")
+
+    def free(self) -> None:
+        self.asked.append("free")
+
 
 class Scene:
     """A log, machines that only listen, and an injector that follows the log."""
 
-    def __init__(self, folder: Path, *entries: Any, past: Sequence[Event] = (), seed: int = 0):
+    def __init__(
+        self, folder: Path, *entries: Any, past: Sequence[Event] = (), seed: int = 0,
+        disk: Disk | None = None,
+    ):  # fmt: skip
         self.path = folder / "events.jsonl"
         self.events = EventLog(self.path, run="otter", clock=HandClock())
         self.machines = Machines(folder)
@@ -51,6 +76,7 @@ class Scene:
             seed=seed,
             past=past,
             send=lambda pid, number: self.sent.append((pid, number)),
+            disk=disk,
         )
 
     def _join(self) -> None:
@@ -292,7 +318,7 @@ def test_two_equal_entries_are_two_faults(tmp_path: Path) -> None:
 
 def test_every_kind_that_can_be_written_can_be_done(tmp_path: Path) -> None:
     for kind in FaultKind:
-        scene = Scene(tmp_path / kind.value, {"kind": kind.value, "at": 1})
+        scene = Scene(tmp_path / kind.value, {"kind": kind.value, "at": 1}, disk=Disk())
         play(scene, lambda scene=scene: scene.step(1))
         assert scene.injected()
         assert "skipped" not in scene.injected()[0].fields
@@ -307,6 +333,56 @@ def test_faults_are_refused_by_name_where_machines_are_not_our_processes() -> No
     assert (caught.value.code, caught.value.exit_code) == ("E106", 2)
 
 
+def test_a_node_that_is_cut_off_gets_its_network_back_in_time_and_at_the_end(
+    tmp_path: Path,
+) -> None:
+    entries = (
+        {"kind": "cut_node", "at": 1, "target": "node-1", "lasts": "0.01s"},
+        {"kind": "cut_node", "at": 1, "target": "node-2"},
+    )
+    scene = Scene(tmp_path, *entries)
+
+    async def act() -> None:
+        scene.step(1)
+        async with asyncio.timeout(WAIT_S):
+            while ("heal", "node-1") not in scene.machines.asked:
+                await asyncio.sleep(0.001)
+
+    play(scene, act)
+    asked = scene.machines.asked
+    assert asked[:2] == [("cut", "node-1"), ("cut", "node-2")]
+    assert asked[-1] == ("heal", "node-2")  # as the injector stops
+
+
+def test_a_disk_is_filled_and_emptied_and_a_large_one_left_alone(tmp_path: Path) -> None:
+    disk = Disk()
+    scene = Scene(tmp_path / "a", {"kind": "fill_disk", "at": 1}, disk=disk)
+    play(scene, lambda: scene.step(1))
+    assert disk.asked == ["fill", "free"]
+    large = Disk(refusal="it is large")
+    scene = Scene(tmp_path / "b", {"kind": "fill_disk", "at": 1}, disk=large)
+    play(scene, lambda: scene.step(1))
+    assert scene.injected()[0]["skipped"] == "it is large"
+    assert "fill" not in large.asked
+
+
+def test_a_full_disk_is_only_ever_a_small_one(tmp_path: Path) -> None:
+    """Here the folder lies on the computer's own disk, unless that is nearly full."""
+    disk = FullDisk(tmp_path / "not" / "there" / "yet")
+    if shutil.disk_usage(tmp_path).free <= MOST_BYTES:
+        pytest.skip("this disk is so small that it would be filled")
+    assert "GiB are free" in disk.why_not()
+    disk.free()  # nothing was taken
+
+
+def test_cutting_a_network_needs_one_of_its_own() -> None:
+    script = read_script([{"kind": "cut_node", "at": 3}], total_steps=9)
+    check_cloud(script, cloud="local", isolated=True)
+    with pytest.raises(ConfigError, match="share one network") as caught:
+        check_cloud(script, cloud="local")
+    assert caught.value.code == "E106"
+
+
 def test_how_long_and_how_much_can_be_said_in_a_script() -> None:
     (slow,) = read_script(
         [{"kind": "slow_node", "at": "50%", "for": "10s", "factor": 3}], total_steps=8
@@ -317,7 +393,7 @@ def test_how_long_and_how_much_can_be_said_in_a_script() -> None:
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ({"kind": "cut_node", "at": 1}, "cannot be injected yet"),
+        ({"kind": "cut_ndoe", "at": 1}, "is none of"),
         ({"kind": "join", "at": 9}, "never happen in 8 steps"),
         ({"kind": "slow_node", "at": 1, "factor": 0.5}, "faster"),
     ],

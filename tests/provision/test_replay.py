@@ -133,6 +133,22 @@ def test_orders_wait_until_the_trace_has_a_machine() -> None:
     asyncio.run(check())
 
 
+def test_a_machine_on_demand_is_none_of_the_traces() -> None:
+    """An anchor: there at once, in whatever zone, and nobody takes it."""
+
+    async def check() -> None:
+        inner = Inner()
+        provisioner = TraceProvisioner(inner, trace((900, "a", 1, None)))
+        anchor = NodeRequest(node="anchor-1", zone="a", machine_type="memory", spot=False)
+        await provisioner.request(anchor)
+        await provisioner.request(anchor)
+        assert inner.take() == [("request", "anchor-1")]
+        await provisioner.release("anchor-1")
+        assert inner.take() == [("release", "anchor-1")]
+
+    asyncio.run(check())
+
+
 def test_what_is_not_there_is_refused_when_the_trace_answers() -> None:
     async def check() -> None:
         inner, sleep = LastingInner(), HandSleep()

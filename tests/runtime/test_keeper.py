@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from sailor.checkpoint.arena import OutOfSnapshotMemory
+from sailor.checkpoint.retention import ANCHOR_VERSIONS
 from sailor.checkpoint.segment import CorruptSnapshot, Segment
 from sailor.parallel.layout import WorkerId
-from sailor.runtime.keeper import Keeper
+from sailor.runtime.keeper import ANCHORED_SEGMENTS, Keeper
 from tests.helpers.snapshots import BOXES, a_worker, an_arena, write
 
 
@@ -90,6 +91,51 @@ async def test_an_urgent_one_gets_a_third_segment_but_never_a_fourth(tmp_path: P
     assert bench.steps == [(1, 1), (1, 2), (1, 3)]
     await bench.keeper.want(worker, 1)
     assert bench.grants == []
+
+
+@story
+async def test_a_slow_copy_for_an_anchor_holds_back_no_snapshot(tmp_path: Path) -> None:
+    """One of three segments is read for long; the others take turns."""
+    bench, worker = Bench(tmp_path), a_worker()
+    bench.keeper.segments = ANCHORED_SEGMENTS
+    await bench.sit(worker, 1)
+    await bench.snapshot(worker, 1, 1)
+    first = bench.keeper.holdings()[0].snapshot
+    with bench.keeper.pinned(first):
+        for step in range(2, 8):
+            await bench.snapshot(worker, 1, step)
+        assert bench.steps == [(1, 1), (1, 6), (1, 7)]
+    for step in (8, 9):
+        await bench.snapshot(worker, 1, step)
+    assert bench.steps == [(1, 7), (1, 8), (1, 9)]
+
+
+@story
+async def test_an_anchor_keeps_the_step_it_has_all_of_whatever_was_begun_since(
+    tmp_path: Path,
+) -> None:
+    """Attempts that others did not complete push it out by no count of versions."""
+    bench = Bench(tmp_path)
+    bench.keeper = Keeper(
+        bench.arena, node="anchor-1", grant=lambda *_: None, versions=ANCHOR_VERSIONS
+    )
+    writers = [a_worker("a"), a_worker("b")]
+
+    async def arrives(writer: WorkerId, step: int) -> None:
+        segment = await bench.keeper.room(writer=writer, boxes=BOXES)
+        write(segment, generation=1, step=step)
+        segment.seal()
+        bench.keeper.keep(segment)
+
+    for writer in writers:
+        await arrives(writer, 10)
+    for step in (20, 30):
+        await arrives(writers[0], step)  # the other one could not
+    assert bench.steps == [(1, 10), (1, 10), (1, 20), (1, 30)]
+    bench.keeper.retain(generation=1, step=10)
+    assert bench.steps == [(1, 10), (1, 10)]
+    bench.keeper.retain(generation=0, step=-1)
+    assert bench.steps == []
 
 
 @story

@@ -414,6 +414,53 @@ def test_when_most_nodes_are_late_nobody_is_blamed():
     assert run.generation == 3
 
 
+def test_a_connection_that_breaks_in_a_recovery_starts_it_over_at_once():
+    """What it was told, or has answered, may be lost: without this a deadline is waited for, and
+    the node is given up for it."""
+    run = a_training_run("n0", "n1", "n2")
+    run, _ = drive(run, s.Lost(at=11, node="n2", cause="killed"))
+    run, commands = drive(run, s.Returned(at=11.1, node="n0"))
+    assert run.generation == 3
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert set(halt.nodes) == {"n0", "n1"}
+    assert of_kind(commands, s.Fence) == []
+
+
+def test_a_connection_that_breaks_while_a_joiner_is_prepared_asks_again_and_all_train_on():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(
+        run,
+        s.Joined(at=11, member=a_member("n2"), slots=1),
+        s.Planned(at=12, generation=2, layout=layout_on("n0", "n1", "n2")),
+    )
+    run, commands = drive(run, s.Returned(at=12.5, node="n1"))
+    assert run.training
+    assert of_kind(commands, s.SendDrop)
+    (replan,) = of_kind(commands, s.Replan)
+    assert (replan.generation, len(replan.members)) == (3, 3)
+
+
+def test_a_connection_that_breaks_while_all_train_changes_nothing_unless_a_go_was_lost():
+    run = a_training_run("n0", "n1")
+    same, commands = drive(run, s.Returned(at=11, node="n0"))
+    assert (same, commands) == (run, [])
+    run, commands = drive(run, s.Returned(at=11, node="n0", missed_go=True))
+    assert commands == []
+    _, commands = drive(run, s.Tick(at=11.1 + LIMITS.stumble_s))
+    assert of_kind(commands, s.SendHalt)
+
+
+def test_a_connection_that_breaks_during_the_last_save_has_the_node_told_again():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(run, s.StopAsked(at=11, end=s.End.interrupted, why="SIGTERM"))
+    run, commands = drive(run, s.Returned(at=11.2, node="n0"))
+    (halt,) = of_kind(commands, s.SendHalt)
+    assert (halt.nodes, halt.boundary, halt.persist) == (("n0",), True, True)
+    run, _ = drive(run, s.NodeSaved(at=12, node="n0"))
+    _, commands = drive(run, s.Returned(at=12.1, node="n0"))
+    assert commands == []
+
+
 def test_a_step_broken_for_no_known_reason_is_recovered_from():
     """A link that went silent kills nobody: its two ends would have waited for ever."""
     run = a_training_run("n0", "n1")

@@ -179,6 +179,8 @@ class World:
                 at=self.now, node=self.random.choice(nodes), why="asked",
                 keep_out=self.random.random() < 0.3,
             ))  # fmt: skip
+        elif roll < 0.92:
+            self.feed(s.Returned(at=self.now, node=self.random.choice(nodes)))
         else:
             node = self.random.choice(nodes)
             seconds = self.random.choice([2.0, 30.0])

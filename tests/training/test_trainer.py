@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from sailor.parallel.comm import loopback_groups
+from sailor.parallel.comm import Aborted, LoopbackCommunicator, Pending, loopback_groups
 from sailor.training.trainer import Trainer
 from tests.helpers.engine import a_gpt, a_llama, a_random_plan, a_replica, a_run, some_settings
 
@@ -287,6 +287,27 @@ def test_a_trainer_that_moves_among_others_trains_as_one_made_for_them(tokens, r
     for box, tensors in fresh.state.items():
         assert torch.equal(moved.state[box].weight, tensors.weight)
         assert torch.equal(moved.state[box].moment2, tensors.moment2)
+
+
+def test_a_trainer_that_is_left_alone_uses_no_group_of_those_that_are_gone(tokens):
+    """The only other replica died: there is no world any more, and its closed group is none."""
+    before, after = a_run(*SAME_BITS["dp2"]), a_run(*ONE)
+    trainer = Trainer(layout=before, rank=0, settings=some_settings(tokens, before))
+    trainer.initialise(before.kept[0])
+    trainer.connect({key: Gone(size=2) for key in loopback_groups(before, 0)})
+    with pytest.raises(Aborted):
+        trainer.step(1, stop=False)
+    trainer.move_to(after, 0)
+    trainer.loaded()
+    trainer.connect(loopback_groups(after, 0))
+    assert trainer.step(1, stop=False).num_samples > 0
+
+
+class Gone(LoopbackCommunicator):
+    """A group that was left."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        raise Aborted("this group was left and cannot be used again")
 
 
 def test_a_trainer_does_not_move_to_other_work(tokens):
