@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from provision.catalog import is_cpu
-from provision.faults import check_cloud
 from sailor.config import Config, Device, Dtype, plain
 from sailor.errors import ConfigError, DataError
 from sailor.faults import Fault, read_script
@@ -124,7 +123,14 @@ def faults(config: Config) -> tuple[Fault, ...]:
             f"the script of faults {where} cannot be used", code="E105",
             why=str(error), where=where, fix="conf/faults/demo.yaml shows how one is written",
         ) from error  # fmt: skip
-    check_cloud(script, cloud=config.cloud.name)
+    if script and config.cloud.name not in HERE:
+        raise ConfigError(
+            f"{script[0].kind.value} at {script[0].at} cannot be injected "
+            f"with cloud={config.cloud.name}",
+            code="E106",
+            why="faults are signals to processes of this computer; a cloud's machines are not ours",
+            fix="faults=none, or cloud=local",
+        )
     return script
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from sailor.errors import ConfigError
 from sailor.faults import (
     POISON_AT,
     PROGRESS_PAGE,
@@ -30,7 +29,6 @@ from sailor.observe.events import Event, EventLog
 
 log = logging.getLogger(__name__)
 
-_CLOUDS = ("local", "trace")  # where machines are processes of this computer
 _SLOW_PERIOD_S = 0.1  # a slowed node is stopped for a part of each such period
 _SMALLEST_SNAPSHOT = 256  # bytes; the folder's own notes are smaller
 _POISONS = {
@@ -40,17 +38,6 @@ _POISONS = {
 }
 _WORKER_KINDS = (FaultKind.kill_worker, FaultKind.stop_worker, *_POISONS)
 _NO_TARGET = (FaultKind.join, FaultKind.kill_controller)
-
-
-def check_cloud(script: Sequence[Fault], *, cloud: str) -> None:
-    """Raise ConfigError E106 naming the first entry that cannot be injected on this cloud."""
-    if script and cloud not in _CLOUDS:
-        raise ConfigError(
-            f"{script[0].kind.value} at {script[0].at} cannot be injected with cloud={cloud}",
-            code="E106",
-            why="faults are signals to processes of this computer; a cloud's machines are not ours",
-            fix="faults=none, or cloud=local",
-        )
 
 
 class Machines(Protocol):

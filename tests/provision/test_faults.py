@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from provision.faults import FaultInjector, check_cloud
+from provision.faults import FaultInjector
 from sailor.clock import HandClock
-from sailor.errors import ConfigError
 from sailor.faults import FaultKind, read_script
 from sailor.observe.events import Event, EventLog, read_events
 
@@ -296,15 +295,6 @@ def test_every_kind_that_can_be_written_can_be_done(tmp_path: Path) -> None:
         play(scene, lambda scene=scene: scene.step(1))
         assert scene.injected()
         assert "skipped" not in scene.injected()[0].fields
-
-
-def test_faults_are_refused_by_name_where_machines_are_not_our_processes() -> None:
-    script = read_script([{"kind": "kill_worker", "at": 3}], total_steps=9)
-    check_cloud(script, cloud="local")
-    check_cloud((), cloud="gcp")
-    with pytest.raises(ConfigError, match="kill_worker at step 3 .* cloud=gcp") as caught:
-        check_cloud(script, cloud="gcp")
-    assert (caught.value.code, caught.value.exit_code) == ("E106", 2)
 
 
 def test_how_long_and_how_much_can_be_said_in_a_script() -> None:
