@@ -81,6 +81,7 @@ STEP: dict[str, Prior] = {
     "gather_exposed": Prior(0.25, 0.5, 0.348, "of hidden weight gathering"),
     "gather_seconds": Prior(5e-06, 0.7, 2.821e-06, "start of a gather, per member"),
     "reduction_exposed": Prior(0.7, 0.4, 0.9548, "of the gradient reduction, the rest overlaps"),
+    "overlap_shown": Prior(0.2, 0.5, 0.2, "of a reduction that runs beside computing"),
     "boundary_share": Prior(0.7, 0.5, 1.942, "of the card, stage to stage"),
     "optimizer": Prior(1.2, 0.3, 1.274, "bytes moved, relative to 30 a parameter"),
     "host_seconds": Prior(0.01, 0.6, 0.008601, "per step"),
