@@ -50,6 +50,8 @@ def step_terms(runs: Runs, numbers: Column) -> dict[str, Column]:
     rounds = np.maximum(1.0, runs["global_batch"] / (runs["microbatch"] * runs["dp"]))
     # Weights are gathered while the block before computes; some of the shorter one shows.
     hidden = np.maximum(gather - compute, 0.0) + p["gather_exposed"] * np.minimum(compute, gather)
+    # A pipeline fills by what its other stages take for one microbatch, as in timing.py.
+    others = np.maximum(runs["layers"] * (block + exchange) + head - compute, 0.0)
     return {
         "compute": rounds * blocks * block,
         "tensor-parallel exchange": rounds * blocks * exchange,
@@ -57,7 +59,7 @@ def step_terms(runs: Runs, numbers: Column) -> dict[str, Column]:
         # In a pipeline weights stay whole for a step: they would be gathered for every microbatch.
         "weight gathering": np.where(pipelined, 1.0, rounds) * hidden,
         "stage to stage": rounds * send,
-        "pipeline bubble": (runs["pp"] - 1) / runs["interleaving"] * (compute + send),
+        "pipeline bubble": (others + (runs["pp"] - 1) * send) / runs["interleaving"],
         "gradient reduction": _reduction(
             runs, p, link, network, several, blocks, backward=compute * 2 / 3
         ),
