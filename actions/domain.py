@@ -14,10 +14,9 @@ from typing import Any
 import yaml
 
 from provision.catalog import is_cpu
-from provision.faults import check_cloud
 from sailor.config import Config, Device, Dtype, plain
 from sailor.errors import ConfigError, DataError
-from sailor.faults import Fault, read_script
+from sailor.faults import Fault, FaultKind, read_script
 from sailor.models.spec import ModelSpec
 from sailor.training.settings import OptimizerSettings, TrainSettings
 from sailor.units import parse_count
@@ -124,8 +123,28 @@ def faults(config: Config) -> tuple[Fault, ...]:
             f"the script of faults {where} cannot be used", code="E105",
             why=str(error), where=where, fix="conf/faults/demo.yaml shows how one is written",
         ) from error  # fmt: skip
-    check_cloud(script, cloud=config.cloud.name, isolated=config.cloud.isolated)
+    _check_faults(script, config)
     return script
+
+
+def _check_faults(script: tuple[Fault, ...], config: Config) -> None:
+    """Raise ConfigError E106 naming the first entry that cannot be injected on this cloud."""
+    cloud = config.cloud
+    if script and cloud.name not in HERE:
+        raise ConfigError(
+            f"{script[0].kind.value} at {script[0].at} cannot be injected with cloud={cloud.name}",
+            code="E106",
+            why="faults are signals to processes of this computer; a cloud's machines are not ours",
+            fix="faults=none   or   cloud=local",
+        )
+    cut = next((fault for fault in script if fault.kind is FaultKind.cut_node), None)
+    if cut is not None and not cloud.isolated:
+        raise ConfigError(
+            f"cut_node at {cut.at} cannot be injected where machines share one network",
+            code="E106",
+            where="cloud.isolated=false",
+            fix="cloud.isolated=true   gives each a network of its own; needs root and iproute2",
+        )
 
 
 def _fault_file(path: Path) -> list[Any]:

@@ -3,9 +3,13 @@
 ``python -m benchmarks.local_steps [--json] [--quick] [--deadline MINUTES]``. Each layout is trained
 for some steps with cloud=local and read from its log. Predictions: of data sheets (and the core's
 measured speed), of a profile that action=profile measures here first, and of data sheets scaled by
-one of the runs, which is then not scored. What else runs on the computer is in the measured times:
-the load before and after is printed beside them. Layouts that the deadline leaves no time for are
-left out by name; fewer than six are no answer.
+one of the runs, which is then not scored. Layouts that the deadline leaves no time for are left out
+by name; fewer than six are no answer.
+
+What else runs on the computer is in the measured times. Before and after each run as many processes
+as it has workers count for a while: by how much longer that takes than their own CPU seconds, and
+than the cores would make it take, others were in the way. Scored are the times divided by that; the
+errors of the times as they were stand beside (``raw``).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -27,7 +32,17 @@ from benchmarks.configuration import configured
 from benchmarks.document import machine, show
 from sailor.observe.events import read_events
 from sailor.observe.history import replay
+from sailor.profile.local import num_cores
 
+# Counts until it has had so many CPU seconds; prints how many seconds went by.
+COUNTING_SECONDS = 0.2
+COUNT = f"""
+import time
+began, used = time.perf_counter(), time.process_time()
+while time.process_time() - used < {COUNTING_SECONDS}:
+    pass
+print(time.perf_counter() - began)
+"""
 ROOT = Path(__file__).resolve().parent.parent
 # (pp, dp, tp, microbatch): what a small model can be cut into on at most two workers a core.
 LAYOUTS = (
@@ -72,11 +87,12 @@ def main() -> None:
     figures: dict[str, float] = {}
     for name in names:
         scored = [row for row in rows if name in row]
-        errors = [abs(row[name] / row["measured_s"] - 1) for row in scored]
-        figures[f"mape_{name}"] = mean(errors)
-        figures[f"rank_correlation_{name}"] = spearman(
-            [row[name] for row in scored], [row["measured_s"] for row in scored]
-        )
+        for kind, column in (("", "alone_s"), ("_raw", "measured_s")):
+            errors = [abs(row[name] / row[column] - 1) for row in scored]
+            figures[f"mape_{name}{kind}"] = mean(errors)
+            figures[f"rank_correlation_{name}{kind}"] = spearman(
+                [row[name] for row in scored], [row[column] for row in scored]
+            )
     figures["layouts"] = len(rows)
     if not options.json:
         table(rows)
@@ -95,12 +111,15 @@ def main() -> None:
 
 def table(rows: list[dict[str, Any]]) -> None:
     """One line for each layout: seconds of a step, measured and predicted."""
-    print(f"{'layout':<20}{'measured':>10}{'sheets':>10}{'profile':>10}{'calibrated':>12}   load")
+    print(
+        f"{'layout':<20}{'measured':>10}{'others':>8}{'alone':>10}{'sheets':>10}{'profile':>10}"
+        f"{'calibrated':>12}"
+    )
     for row in rows:
         scaled = f"{row['calibrated']:>12.3f}" if "calibrated" in row else f"{'its run':>12}"
         print(
-            f"{row['layout']:<20}{row['measured_s']:>10.3f}{row['sheets']:>10.3f}"
-            f"{row['profile']:>10.3f}{scaled}   {row['load'][0]} to {row['load'][1]}"
+            f"{row['layout']:<20}{row['measured_s']:>10.3f}{row['others']:>7.1f}x"
+            f"{row['alone_s']:>10.3f}{row['sheets']:>10.3f}{row['profile']:>10.3f}{scaled}"
         )
 
 
@@ -122,19 +141,46 @@ def longest(rows: list[dict[str, Any]]) -> float:
 def measured(folder: str, layout: tuple[int, int, int, int], *, ends: float) -> dict[str, Any]:
     """Trains a layout and reads its steps. The quickest fifth: others use the computer too."""
     number = len(list(Path(folder).glob("run*")))
-    name, began, load = f"run{number}", time.monotonic(), os.getloadavg()[0]
+    name, began = f"run{number}", time.monotonic()
+    workers = layout[0] * layout[1] * layout[2]
+    before = in_the_way(workers, ends=ends)
     call(folder, "action=train", f"run.name={name}", *asked(layout), ends=ends)
+    others = (before + in_the_way(workers, ends=ends)) / 2
     history = replay(read_events(Path(folder) / name / "events.jsonl"))
     seconds = sorted(
         p.seconds for p in sorted(history.kept.values(), key=lambda p: p.step)[SKIPPED:]
     )
+    fifth = seconds[len(seconds) // 5]
     return {
         "layout": "pp{} dp{} tp{} mb{}".format(*layout),
-        "measured_s": seconds[len(seconds) // 5],
+        "measured_s": fifth,
         "median_s": seconds[len(seconds) // 2],
+        "others": others,
+        "alone_s": fifth / others,
         "took_s": time.monotonic() - began,
-        "load": [round(load, 1), round(os.getloadavg()[0], 1)],
     }
+
+
+def in_the_way(workers: int, *, ends: float) -> float:
+    """How much longer so many processes compute than on an idle computer: 1 when nobody else does.
+
+    Ends the benchmark when they are not done in time; they end by themselves."""
+    with ExitStack() as stack:
+        counting = [
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", COUNT], stdout=subprocess.PIPE, text=True)
+            )
+            for _ in range(workers)
+        ]
+        try:
+            seconds = [
+                float(child.communicate(timeout=max(1.0, ends - time.monotonic()))[0])
+                for child in counting
+            ]
+        except subprocess.TimeoutExpired:
+            raise SystemExit("this computer is too busy to measure on; see --deadline") from None
+    usual = COUNTING_SECONDS * max(1.0, workers / num_cores())
+    return max(1.0, mean(seconds) / usual)
 
 
 def call(folder: str, *words: str, ends: float) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sailor.cluster.provisioner import is_anchor
-from sailor.errors import ConfigError
 from sailor.faults import (
     POISON_AT,
     PROGRESS_PAGE,
@@ -31,7 +30,6 @@ from sailor.observe.events import Event, EventLog
 
 log = logging.getLogger(__name__)
 
-_CLOUDS = ("local", "trace")  # where machines are processes of this computer
 _SLOW_PERIOD_S = 0.1  # a slowed node is stopped for a part of each such period
 _SMALLEST_SNAPSHOT = 256  # bytes; the folder's own notes are smaller
 _POISONS = {
@@ -41,28 +39,6 @@ _POISONS = {
 }
 _WORKER_KINDS = (FaultKind.kill_worker, FaultKind.stop_worker, *_POISONS)
 _NO_TARGET = (FaultKind.join, FaultKind.kill_controller, FaultKind.fill_disk)
-
-
-def check_cloud(script: Sequence[Fault], *, cloud: str, isolated: bool = False) -> None:
-    """Raise ConfigError E106 naming the first entry that cannot be injected on this cloud.
-
-    ``isolated``: machines have networks of their own, which can be cut.
-    """
-    cut = next((fault for fault in script if fault.kind is FaultKind.cut_node), None)
-    if cloud in _CLOUDS and cut is not None and not isolated:
-        raise ConfigError(
-            f"cut_node at {cut.at} cannot be injected where machines share one network",
-            code="E106",
-            where="cloud.isolated=false",
-            fix="cloud.isolated=true   gives each a network of its own; needs root and iproute2",
-        )
-    if script and cloud not in _CLOUDS:
-        raise ConfigError(
-            f"{script[0].kind.value} at {script[0].at} cannot be injected with cloud={cloud}",
-            code="E106",
-            why="faults are signals to processes of this computer; a cloud's machines are not ours",
-            fix="faults=none, or cloud=local",
-        )
 
 
 class Machines(Protocol):

@@ -103,13 +103,15 @@ def _by_type(offers: Sequence[Offer]) -> list[list[Offer]]:
 
 
 def _ground(offers: Sequence[Offer], space: Space) -> Ground:
-    """All machines of a type as if they stood in one zone, at the lowest price of any."""
-    number = sum(offer.count for offer in offers)
+    """All machines of a type, at the lowest price of any."""
+    zones: dict[str, int] = {}
+    for offer in offers:
+        zones[offer.zone.name] = zones.get(offer.zone.name, 0) + offer.count
     if space.max_machines is not None:
-        number = min(number, space.max_machines)
+        zones = {zone: min(number, space.max_machines) for zone, number in zones.items()}
     cheapest = min(offers, key=lambda offer: offer.price_per_hour)
     return Ground(
         machine_type=cheapest.machine_type,
-        zones={cheapest.zone.name: number},
+        zones={zone: number for zone, number in zones.items() if number},
         dollars_per_hour=cheapest.price_per_hour,
     )

@@ -99,6 +99,7 @@ class Shapes:
         self._ways: dict[tuple[int, int, bool], _Way] = {}
         self._links: dict[tuple[int, int], tuple[Link, ...]] = {}
         self._rooms: dict[tuple[object, ...], int] = {}
+        self._sizes: dict[int, IntArray] = {}
         self._fitted: dict[tuple[int, bool, int, int], Fitted | None] = {}
         self._bound_all()
 
@@ -198,23 +199,31 @@ class Shapes:
     def most_microbatches(self, seconds: float, *, size: int, num_gpus: int) -> tuple[float, float]:
         """What no unsharded pipelines of one microbatch size on so many GPUs finish in a step of
         the given time, host aside: one that stands alone, and several with gradients to reduce."""
-        usable = self.fits & (self.microbatch_size == size) & (self.num_gpus <= num_gpus)
-        alone = self._within(seconds - self.update, usable)
+        kept = self._of_size(size)
+        kept = kept[self.num_gpus[kept] <= num_gpus]
+        alone = self._within(seconds - self.update[kept], kept)
         # Two owners or more pass their whole gradient over a link at least once: over one that
         # leaves the machine, when one replica and a GPU of another are too many for it.
-        outside = self._outside.bytes_per_second / self.sharing
+        outside = self._outside.bytes_per_second / self.sharing[kept]
         either = np.maximum(self._inside.bytes_per_second, outside)
-        leave = self.num_gpus >= self.machine_type.num_gpus
-        reduce = self.gradient / np.where(leave, outside, either)
-        several = self._within(seconds - self.update - reduce, usable)
+        leave = self.num_gpus[kept] >= self.machine_type.num_gpus
+        reduce = self.gradient[kept] / np.where(leave, outside, either)
+        several = self._within(seconds - self.update[kept] - reduce, kept)
         best = np.zeros(num_gpus + 1)  # of a pipeline on so many GPUs
-        np.maximum.at(best, self.num_gpus[usable], several[usable])
+        np.maximum.at(best, self.num_gpus[kept], several)
         return float(alone.max(initial=0.0)), most_worth(best.tolist())
 
-    def _within(self, seconds: FloatArray, usable: npt.NDArray[np.bool_]) -> FloatArray:
-        """PipelineSeconds.microbatches_within for every shape, at bounds on its fill and pace."""
-        done = 1 + np.floor((seconds - self.fill) / self.pace * (1 + 1e-12) + 1e-9)
-        within: FloatArray = np.where(usable & (self.fill <= seconds), done, 0.0)
+    def _of_size(self, size: int) -> IntArray:
+        """Shapes of one microbatch size that may fit."""
+        if size not in self._sizes:
+            self._sizes[size] = np.flatnonzero(self.fits & (self.microbatch_size == size))
+        return self._sizes[size]
+
+    def _within(self, seconds: FloatArray, kept: IntArray) -> FloatArray:
+        """PipelineSeconds.microbatches_within for some shapes, at bounds on fill and pace."""
+        fill = self.fill[kept]
+        done = 1 + np.floor((seconds - fill) / self.pace[kept] * (1 + 1e-12) + 1e-9)
+        within: FloatArray = np.where(fill <= seconds, done, 0.0)
         return within
 
     @property

@@ -7,6 +7,7 @@ import pytest
 from actions import domain
 from actions.waits import limits as limits_of
 from sailor.config import Device, Dtype
+from sailor.errors import ConfigError
 from sailor.runtime.state import Limits
 from tests.helpers.compose import a_config
 
@@ -75,3 +76,22 @@ def test_waits_are_seconds():
 
 def test_default_waits_are_those_of_the_life_cycle():
     assert limits_of(a_config(), initial_nodes=4) == Limits(initial_nodes=4)
+
+
+def test_faults_are_refused_by_name_where_machines_are_not_our_processes(tmp_path):
+    script = tmp_path / "faults.json"
+    script.write_text('[{"kind": "kill_worker", "at": 3}]')
+    assert len(domain.faults(a_config("cloud=local", f"faults={script}"))) == 1
+    assert domain.faults(a_config("cloud=gcp")) == ()
+    with pytest.raises(ConfigError, match="kill_worker at step 3 .* cloud=gcp") as caught:
+        domain.faults(a_config("cloud=gcp", f"faults={script}"))
+    assert (caught.value.code, caught.value.exit_code) == ("E106", 2)
+
+
+def test_cutting_a_network_needs_one_of_its_own(tmp_path):
+    script = tmp_path / "faults.json"
+    script.write_text('[{"kind": "cut_node", "at": 3}]')
+    assert len(domain.faults(a_config(f"faults={script}", "cloud.isolated=true"))) == 1
+    with pytest.raises(ConfigError, match="share one network") as caught:
+        domain.faults(a_config(f"faults={script}"))
+    assert caught.value.code == "E106"

@@ -24,8 +24,9 @@ from tests.helpers.planning import (
 )
 
 
-def an_instance(seed: int, *, owners: int = 1) -> OwnCosts:
-    """One to three kinds of small machine, in one or two zones, and a small job."""
+def an_instance(seed: int, *, owners: int = 1, regions: int = 1) -> OwnCosts:
+    """One to three kinds of small machine, in one or two zones, and a small job. A kind of machine
+    stands in one region."""
     r = random.Random(seed)
     spec = tiny_spec(
         num_layers=r.choice([2, 3, 4, 5]), hidden_size=r.choice([32, 64]),
@@ -45,12 +46,15 @@ def an_instance(seed: int, *, owners: int = 1) -> OwnCosts:
         )  # fmt: skip
         most = r.choice([1, 2, 3]) if machine.num_gpus < 4 else 1
         zones: dict[str, int] = {}
+        region = f"r{number % regions}"
         for _ in range(most):
-            zone = r.choice(["a", "b"])
+            zone = r.choice(["a", "b"]) + (region if regions > 1 else "")
             zones[zone] = zones.get(zone, 0) + 1
         price = r.uniform(0.5, 4)
         grounds.append(Ground(machine_type=machine, zones=zones, dollars_per_hour=price))
-        offers += [an_offer(machine, zone=z, price=price, count=n) for z, n in zones.items()]
+        offers += [
+            an_offer(machine, zone=z, region=region, price=price, count=n) for z, n in zones.items()
+        ]
     pool = a_pool(*offers)
     space = Space(
         tensor_parallel_degrees=r.choice([(1,), (1, 2)]),
@@ -93,19 +97,26 @@ def test_the_search_finds_the_best_of_all_fleets_on_small_instances(dollars):
     assert seen >= 8
 
 
-def test_no_fleet_beats_the_lower_bounds():
-    for seed in range(16):
-        costs = an_instance(seed)
+@pytest.mark.parametrize(("regions", "seeds"), [(1, range(24)), (2, range(100, 124))])
+def test_no_fleet_beats_the_lower_bounds(regions, seeds):
+    gaps = []
+    for seed in seeds:
+        costs = an_instance(seed, regions=regions)
         fastest = the_best_of_all(costs, Goal())
         cheapest = the_best_of_all(costs, Goal(dollars=True))
         if fastest is None or fastest[1] is None or cheapest is None or cheapest[1] is None:
             continue
         # What the bound may count on: memory as if all optimizer state were spread.
-        generous = an_instance(seed, owners=costs.global_batch_size)
-        bound = least_step_seconds(generous, known=fastest[1].seconds)
-        assert 0 < bound <= fastest[1].seconds * (1 + 1e-9), seed
+        generous = an_instance(seed, owners=costs.global_batch_size, regions=regions)
+        for known in (1.0, 1.4):  # where it is looked for from must not matter
+            bound = least_step_seconds(generous, known=known * fastest[1].seconds)
+            assert 0 < bound <= fastest[1].seconds * (1 + 1e-9), seed
+        gaps.append(fastest[1].seconds / bound)
         rent = cheapest[1].value(Goal(dollars=True))
         assert 0 < least_dollars(generous) <= rent * (1 + 1e-9), seed
+    # Half of the bounds are of use: a bound of nothing would be valid, too.
+    assert len(gaps) >= 6
+    assert sorted(gaps)[len(gaps) // 2] < 1.5
 
 
 def test_pipelines_are_counted_without_making_them():

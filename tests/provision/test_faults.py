@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from provision.faults import FaultInjector, check_cloud
+from provision.faults import FaultInjector
 from provision.full_disk import MOST_BYTES, FullDisk
 from sailor.clock import HandClock
-from sailor.errors import ConfigError
 from sailor.faults import FaultKind, read_script
 from sailor.observe.events import Event, EventLog, read_events
 
@@ -324,15 +323,6 @@ def test_every_kind_that_can_be_written_can_be_done(tmp_path: Path) -> None:
         assert "skipped" not in scene.injected()[0].fields
 
 
-def test_faults_are_refused_by_name_where_machines_are_not_our_processes() -> None:
-    script = read_script([{"kind": "kill_worker", "at": 3}], total_steps=9)
-    check_cloud(script, cloud="local")
-    check_cloud((), cloud="gcp")
-    with pytest.raises(ConfigError, match="kill_worker at step 3 .* cloud=gcp") as caught:
-        check_cloud(script, cloud="gcp")
-    assert (caught.value.code, caught.value.exit_code) == ("E106", 2)
-
-
 def test_a_node_that_is_cut_off_gets_its_network_back_in_time_and_at_the_end(
     tmp_path: Path,
 ) -> None:
@@ -373,14 +363,6 @@ def test_a_full_disk_is_only_ever_a_small_one(tmp_path: Path) -> None:
         pytest.skip("this disk is so small that it would be filled")
     assert "GiB are free" in disk.why_not()
     disk.free()  # nothing was taken
-
-
-def test_cutting_a_network_needs_one_of_its_own() -> None:
-    script = read_script([{"kind": "cut_node", "at": 3}], total_steps=9)
-    check_cloud(script, cloud="local", isolated=True)
-    with pytest.raises(ConfigError, match="share one network") as caught:
-        check_cloud(script, cloud="local")
-    assert caught.value.code == "E106"
 
 
 def test_how_long_and_how_much_can_be_said_in_a_script() -> None:

@@ -184,6 +184,8 @@ def _values(row: Mapping[str, str]) -> dict[str, float]:
         "microbatch": microbatch,
         "microbatch_stated": float(bool(stated)),
         "tp": tp, "pp": pp, "cp": cp, "dp": dp,
+        # Megatron and Llama 3 balance context parallelism (Llama Team 2024, section 3.3.2).
+        "contiguous_context": float("torchtitan" in row["framework"] and cp > 1),
         "interleaving": max(1.0, number(row["vpp"], 1.0)),
         "num_gpus": num_gpus, "machine_gpus": machine_gpus,
         "nvlink_gpus": _NVLINK_DOMAIN.get(gpu.name, machine_gpus),
@@ -214,6 +216,8 @@ def _values(row: Mapping[str, str]) -> dict[str, float]:
         "sharded_optimizer": float(optimizer_sharding),
         "gather_exposed": float(optimizer_sharding and "dist-optimizer" not in sharding
                                 and "group" not in sharding),
+        # Megatron-Core's recipes ask for it (--overlap-grad-reduce, --overlap-param-gather).
+        "overlapped_reduction": float("dist-optimizer" in sharding),
         "shard_group": 8.0 if "group 8" in sharding else 4.0 if "group 4" in sharding else 0.0,
         "early_zero3": float(sharding == "zero3"),
         "eager_python": float(

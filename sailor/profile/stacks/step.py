@@ -50,14 +50,19 @@ def step_terms(runs: Runs, numbers: Column) -> dict[str, Column]:
     rounds = np.maximum(1.0, runs["global_batch"] / (runs["microbatch"] * runs["dp"]))
     # Weights are gathered while the block before computes; some of the shorter one shows.
     hidden = np.maximum(gather - compute, 0.0) + p["gather_exposed"] * np.minimum(compute, gather)
+    # A pipeline fills by what its other stages take for one microbatch, as in timing.py.
+    others = np.maximum(runs["layers"] * (block + exchange) + head - compute, 0.0)
     return {
         "compute": rounds * blocks * block,
         "tensor-parallel exchange": rounds * blocks * exchange,
         "head": rounds * np.where(pipelined, p["end_stage"] * head, head),
-        "weight gathering": rounds * hidden,
+        # In a pipeline weights stay whole for a step: they would be gathered for every microbatch.
+        "weight gathering": np.where(pipelined, 1.0, rounds) * hidden,
         "stage to stage": rounds * send,
-        "pipeline bubble": (runs["pp"] - 1) / runs["interleaving"] * (compute + send),
-        "gradient reduction": _reduction(runs, p, link, network, several, blocks),
+        "pipeline bubble": (others + (runs["pp"] - 1) * send) / runs["interleaving"],
+        "gradient reduction": _reduction(
+            runs, p, link, network, several, blocks, backward=compute * 2 / 3
+        ),
         "optimizer": _optimizer(runs, p),
         "host": np.full(len(runs), p["host_seconds"]),
     }
@@ -95,6 +100,10 @@ def _block(runs: Runs, p: dict[str, float], link: Column, network: Column) -> tu
     share = np.where(runs["fused_attention"] > 0, share, p["attention_unfused"])
     # Causal: half of the score matrix. Unfused attention also moves that matrix several times.
     attention = 2 * tokens * runs["tokens_per_sequence"] * hidden / tp / (ceiling * share)
+    # Contiguous shares of a sequence are unequal work under a causal mask: the last one looks back
+    # at all others. Balanced engines deal out early and late pieces together.
+    uneven = np.where(runs["contiguous_context"] > 0, 2 - 1 / runs["cp"], 1.0)
+    attention = attention * uneven
     scores = tokens * runs["tokens_per_sequence"] * runs["heads"] / tp * width
     attention = attention + np.where(
         runs["fused_attention"] > 0, 0.0, scores * p["score_passes"] / bandwidth
@@ -160,9 +169,14 @@ def _gathering(
 
 
 def _reduction(
-    runs: Runs, p: dict[str, float], link: Column, network: Column, several: Mask, blocks: Column
-) -> Column:
-    """Rings of gradients over replicas, and what optimizer sharding gathers afterwards."""
+    runs: Runs, p: dict[str, float], link: Column, network: Column, several: Mask, blocks: Column,
+    *, backward: Column,
+) -> Column:  # fmt: skip
+    """Rings of gradients over replicas, and what optimizer sharding gathers afterwards.
+
+    Stacks that overlap it hide half behind the last microbatch's ``backward``, half (the weights
+    that are gathered again) behind the first one's forward: no more than those take.
+    """
     width = np.where(runs["fp32"] > 0, 4.0, 2.0)
     held = runs["parameters"] / runs["tp"] / runs["pp"]
     dp = runs["dp"]
@@ -171,7 +185,12 @@ def _reduction(
     alone = runs["sharded_gradients"] * (runs["pp"] <= 1)
     sharded = np.minimum(1.0, runs["sharded_all"] + alone + runs["sharded_machine"])
     ring = np.where(several, moved * rings / network, moved / link)
-    seconds = ring * p["reduction_exposed"] * (1 - sharded)
+    shown = ring * p["reduction_exposed"]
+    hidden = np.maximum(ring - 1.5 * backward, 0.0) + p["overlap_shown"] * np.minimum(
+        ring, 1.5 * backward
+    )
+    shown = np.where(runs["overlapped_reduction"] > 0, np.minimum(hidden, shown), shown)
+    seconds = shown * (1 - sharded)
     between = np.where((runs["sharded_machine"] > 0) & several, held * 4 / network, 0.0)
     seconds = seconds + between * p["reduction_exposed"]
     gather = np.where((runs["gather_exposed"] > 0) & several, dp * blocks, 0.0)
