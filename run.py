@@ -37,6 +37,7 @@ from sailor.rules import Problem, validate
 
 ROOT = Path(__file__).resolve().parent
 CONF = ROOT / "conf"
+RUN = ("run", "run.name")  # keys that say which run is meant
 
 
 @dataclass(kw_only=True)
@@ -351,10 +352,12 @@ def apologise(error: Exception, session: Session) -> None:
         "w", prefix="sailor-bug-", suffix=".txt", delete=False
     ) as file:
         file.write(redact("".join(traceback.format_exception(error))))
+    run_name = next((f" {word}" for word in session.arguments if key_of(word) in RUN), "")
     mistake = SailorError(
         "something broke in Sailor itself, sorry", code="E901",
         why=f"{type(error).__name__}: {error}", where=file.name,
-        fix="send that file with your report; the run folder is as it was when this happened",
+        fix=f"{command(['action=debug.bundle'])}{run_name}   packs what a report needs, without "
+        "secrets",
     )  # fmt: skip
     fail(mistake, session)
 

@@ -10,11 +10,12 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actions.begin import Beginning, begin
 from actions.console import Console
+from actions.ending import error_of
 from actions.foretold import foretold
 from actions.limits import refuse_when_spent, watch
 from actions.machines import (
@@ -43,6 +44,7 @@ from sailor.cluster.provisioner import NodeRequest
 from sailor.config import Config, Output
 from sailor.errors import Interrupted, SailorError
 from sailor.observe.events import Event, EventLog, read_events
+from sailor.observe.history import replay
 from sailor.observe.live import open_view
 from sailor.observe.report import write_report
 from sailor.observe.summary import summarise, write_summary
@@ -74,7 +76,7 @@ class _Ending:
     end: str
     why: str
     exit_code: int
-    refusal: SailorError | None = None  # what a cloud said, where that was the end
+    refusal: SailorError | None = None  # told last, where the end was none that was wished for
 
 
 @dataclass(kw_only=True)
@@ -106,6 +108,7 @@ class _Training:
                 self._announce(events, asked, chosen)
                 with own_network(self.config, run=folder.name) as self.network:
                     ending = asyncio.run(self._drive(asked, chosen, events, past))
+                ending = self._named(ending)
                 events.write(
                     "run_ended", end=ending.end, why=ending.why, exit_code=ending.exit_code
                 )
@@ -120,6 +123,15 @@ class _Training:
         if ending.refusal is not None:
             raise ending.refusal
         return ending.exit_code
+
+    def _named(self, ending: _Ending) -> _Ending:
+        """An end that nobody wished for, with its error (E701, E801)."""
+        if ending.refusal is not None or ending.end not in (End.failed.value, End.diverged.value):
+            return ending
+        history = replay(read_events(self.beginning.folder.events))
+        error = error_of(End(ending.end), why=ending.why, history=history, config=self.config)
+        assert error is not None
+        return replace(ending, refusal=error, exit_code=error.exit_code)
 
     def _announce(self, events: EventLog, asked: Question, chosen: Candidate) -> None:
         config, plan = self.config, chosen.plan
