@@ -143,7 +143,7 @@ def _export_dcp(
     except OSError as error:
         raise DataError(
             f"cannot write {folder}", code="E515", where=str(folder), why=str(error),
-            fix="make room, or name another place: export.directory=FOLDER",
+            fix="export.directory=/ANOTHER/DISK/FOLDER   or   make room",
         ) from error  # fmt: skip
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -49,7 +49,7 @@ def check_cloud(script: Sequence[Fault], *, cloud: str) -> None:
             f"{script[0].kind.value} at {script[0].at} cannot be injected with cloud={cloud}",
             code="E106",
             why="faults are signals to processes of this computer; a cloud's machines are not ours",
-            fix="faults=none, or cloud=local",
+            fix="faults=none   or   cloud=local",
         )
 
 
