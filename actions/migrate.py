@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from actions.console import Console
-from actions.run_folder import owner_pid
-from actions.status import looking_at, no_such_run
+from actions.run_folder import owner_pid, said_of
+from actions.status import no_such_run
 from sailor.config import Config
 from sailor.errors import ConfigError
 from sailor.observe.events import Event, read_events
@@ -42,7 +42,7 @@ def run(config: Config, console: Console) -> int:
     if owner_pid(path) is None:
         raise _refused(
             path.name, node, why="the run does not go on",
-            fix=f"{looking_at(path)}   shows how it ended",
+            fix=f"{said_of(path, 'status')}   shows how it ended",
         )  # fmt: skip
     before = len(read_events(path / "events.jsonl"))
     request = ask(path, Migrate(node=node, why=config.migrate.why))

@@ -7,16 +7,13 @@ from typing import Any
 
 from rich.table import Table
 
-from actions.arguments import command
 from actions.console import Console
 from actions.recipe.record import kept_for
-from actions.run_folder import owner_pid, read_summary
+from actions.run_folder import owner_pid, read_summary, said_of
 from sailor.config import Config
 from sailor.errors import ConfigError
 from sailor.observe.events import read_events
 from sailor.observe.summary import summarise
-
-_USUAL = "runs"  # runs_dir, where nothing else is said
 
 
 def run(config: Config, console: Console) -> int:
@@ -63,24 +60,13 @@ def status_of(path: Path) -> dict[str, Any]:
     }
 
 
-def looking_at(folder: Path) -> str:
-    """The command that shows a run's folder, or all of a folder of runs."""
-    if (folder / "config.yaml").exists():
-        return command(["action=status", *_runs_dir(folder.parent), f"run.name={folder.name}"])
-    return command(["action=status", *_runs_dir(folder)])
-
-
-def _runs_dir(root: Path) -> list[str]:
-    return [] if root == Path(_USUAL) else [f"runs_dir={root}"]
-
-
 def no_such_run(path: Path, *, root: Path) -> ConfigError:
     """E608, with the runs there are."""
     others = sorted(found.parent.name for found in root.glob("*/config.yaml"))
     return ConfigError(
         f"there is no run {path.name}", code="E608", where=str(path),
         why="runs there are: " + (", ".join(others) or "none"),
-        fix=f"{looking_at(root)}   lists all",
+        fix=f"{said_of(root, 'status')}   lists all",
     )  # fmt: skip
 
 

@@ -72,6 +72,8 @@ def printed(code: str, folder: Path) -> str:
     text = re.sub(r"process \d+ \([\w.-]+\)", "process 4711 (python)", text)
     text = re.sub(r"process \d+ works", "process 4711 works", text)
     text = text.replace(sys.executable, "/home/you/venv/bin/python")
+    text = re.sub(r"\.export\.\d+", ".export.4711", text)
+    text = re.sub(r"(sailor-mine-node-1)-\d+", r"\1-4711", text)
     return re.sub(r"kill -INT \d+", "kill -INT 4711", text)
 
 
@@ -79,7 +81,10 @@ def said(*arguments: str) -> str:
     """Standard error of a command, run here: composing is quick, starting Python is not."""
     session = run.Session(arguments=list(arguments))
     before = sys.argv
-    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
+    with (
+        contextlib.redirect_stderr(io.StringIO()) as err,
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         sys.argv = ["run.py", *arguments]
         try:
             expanded = expand(session.arguments, root=ROOT)
@@ -331,8 +336,11 @@ EXAMPLES: dict[str, Example] = {
     "E507": typed("action=prepare tokenizer=words.json", no_words),
     "E508": inside(
         lambda _: rent(
-            [Change_(0, "us-east1-b", 2), Change_(60, "us-east1-b", -3)], seconds=100, target=2,
-            boot_seconds=10, source="trace.csv",
+            [Change_(0, "us-east1-b", 2), Change_(60, "us-east1-b", -3)],
+            seconds=100,
+            target=2,
+            boot_seconds=10,
+            source="trace.csv",
         )
     ),
     "E509": inside(lambda folder: read_tokens(folder / "runs" / "mine")),
@@ -345,7 +353,9 @@ EXAMPLES: dict[str, Example] = {
     "E516": typed(f"action=export {RUNS}", a_run),
     "E517": inside(an_export_that_is_there),
     "E518": inside(tokens_into_a_file),
-    "E519": typed("action=prepare data=tokens data.path=tokens.bin data.cache=cache", foreign_tokens),
+    "E519": typed(
+        "action=prepare data=tokens data.path=tokens.bin data.cache=cache", foreign_tokens
+    ),
     "E520": typed("action=plan planner.profile=profile.json"),
     "E601": inside(a_checkpoint_into_a_file),
     "E602": inside(a_port_in_use),
