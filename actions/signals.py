@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,13 +11,19 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def stop_signals(*, ask: Callable[[str], None], now: Callable[[], object]) -> Iterator[list[int]]:
+def stop_signals(
+    *,
+    ask: Callable[[str], None],
+    now: Callable[[], object],
+    unwatched: Callable[[], bool] = lambda: False,
+) -> Iterator[list[int]]:
     """While the block runs in an event loop, signals call ``ask(reason)`` first and then ``now``.
 
     ``ask`` must start a clean stop and return at once. ``now`` must bring the run down without
     saving. Gives the exit codes that say what ended the process (130 for Ctrl-C, 143 for SIGTERM),
     one for each call of ``now``.
-    A closed terminal (SIGHUP) counts as being asked. Both are called inside the loop. After the
+    A closed terminal (SIGHUP) counts as being asked, unless the run is ``unwatched``: then it goes
+    on without a terminal. Both are called inside the loop. After the
     block all of them are ignored, for the report is still to be written: see ``signals_restored``.
     """
     import asyncio  # not on the way to --help
@@ -27,7 +34,9 @@ def stop_signals(*, ask: Callable[[str], None], now: Callable[[], object]) -> It
 
     def handle(number: signal.Signals) -> None:
         nonlocal asked
-        if not asked:
+        if number is signal.SIGHUP and unwatched():
+            _let_go_of_terminal()
+        elif not asked:
             asked = True
             ask(f"{number.name} received")
         elif number is not signal.SIGHUP:
@@ -44,6 +53,15 @@ def stop_signals(*, ask: Callable[[str], None], now: Callable[[], object]) -> It
             loop.remove_signal_handler(number)
         ignore()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def _let_go_of_terminal() -> None:
+    """What is printed later goes nowhere: writing to a terminal that is gone would fail."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        if os.isatty(stream):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def ignore() -> None:

@@ -30,6 +30,7 @@ from actions.prospects import answered
 from actions.run_folder import config_digest
 from actions.signals import signals_restored, stop_signals
 from actions.standing_by import with_standbys
+from actions.steering import farewell, keys_of
 from actions.trackers import follow, names_of
 from actions.waits import limits, stragglers
 from actions.worth import Worth
@@ -45,7 +46,7 @@ from sailor.config import Config, Output
 from sailor.errors import Interrupted, SailorError
 from sailor.observe.events import Event, EventLog, read_events
 from sailor.observe.history import replay
-from sailor.observe.live import open_view
+from sailor.observe.live import View, open_view
 from sailor.observe.report import write_report
 from sailor.observe.summary import summarise, write_summary
 from sailor.parallel.boxes import finest_pieces
@@ -98,8 +99,9 @@ class _Training:
         past = read_events(folder.events) if folder.events.exists() else ()
         with EventLog(folder.events, run=folder.name) as events:
             view = open_view(
-                self._view(), console=self.console, events=events, past=past, folder=folder.path
-            )
+                self._view(), console=self.console, events=events, past=past, folder=folder.path,
+                keys=keys_of(folder.path), farewell=farewell(folder.path),
+            )  # fmt: skip
             trackers = follow(
                 self.config, folder.path, command=self.console.command, events=events, past=past
             )
@@ -107,7 +109,7 @@ class _Training:
                 refuse_when_spent(self.config.budget, past=past, now=events.t)
                 self._announce(events, asked, chosen)
                 with own_network(self.config, run=folder.name) as self.network:
-                    ending = asyncio.run(self._drive(asked, chosen, events, past))
+                    ending = asyncio.run(self._drive(asked, chosen, events, past, view))
                 ending = self._named(ending)
                 events.write(
                     "run_ended", end=ending.end, why=ending.why, exit_code=ending.exit_code
@@ -193,8 +195,9 @@ class _Training:
         return "quiet" if self.config.output is Output.json else self.config.ui.mode.value
 
     async def _drive(
-        self, asked: Question, chosen: Candidate, events: EventLog, past: tuple[Event, ...]
-    ) -> _Ending:
+        self, asked: Question, chosen: Candidate, events: EventLog, past: tuple[Event, ...],
+        view: View,
+    ) -> _Ending:  # fmt: skip
         """Controller, machines and faults, until the run has ended and all is released."""
         config, folder = self.config, self.beginning.folder
         requests = first_requests(config, chosen)
@@ -233,6 +236,7 @@ class _Training:
         with stop_signals(
             ask=lambda why: controller.ask_stop(End.interrupted, why),
             now=running.cancel,  # it still releases every machine; once it has ended, nothing
+            unwatched=lambda: view.detached,
         ) as codes:
             async with self._beside(controller, machines, recruiter, events, past):
                 try:

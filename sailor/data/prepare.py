@@ -80,7 +80,7 @@ def prepare(
         except OSError as error:
             raise DataError(
                 "tokens cannot be written", code="E518", where=str(partial), why=str(error),
-                fix="data.cache=/ANOTHER/DISK   or   make room and start again: whole pieces are kept",
+                fix="data.cache=/ANOTHER/DISK   or   make room: whole pieces are kept",
             ) from error  # fmt: skip
         _complete(partial, manifest)
         os.replace(partial, target)

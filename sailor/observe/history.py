@@ -140,7 +140,11 @@ class RunHistory:
         self.adopted_at = -1.0  # by the newest controller that found the run alive
         self.adoptions = 0  # controllers that found it so
         self.parked = False
+        self.parked_at = 0.0
         self.stop_asked: Event | None = None
+        self.save_asked = False
+        self.saved_as_asked = False  # the newest durable step is what was asked for
+        self.changing: Event | None = None  # the change of layout that is under way
         self.ledger = Ledger()
         self.standbys = Standbys()
         self.accounts = Accounts()
@@ -181,12 +185,21 @@ class RunHistory:
                 self.snapshots.copied_bytes += event.get("bytes", 0)
             case "committed":
                 self.committed = max(self.committed, event.get("step", 0))
+            case "save_asked":
+                self.save_asked = True
             case "persisted":
+                self.saved_as_asked, self.save_asked = self.save_asked, False
                 self._persisted(event)
+            case "transition_started":
+                self.changing = event
+            case "transition_dropped":
+                self.changing = None
             case "persist_failed":
                 self.persist_failures.append(event)
             case "parked":
                 self.parked = True
+                self.parked_at = event.t
+                self.changing = None
                 self.world.append((event.t, 0))
             case "unparked":
                 self.parked = False
@@ -297,6 +310,7 @@ class RunHistory:
             self._drop(event.generation)
         self.committed = step
         self.parked = False
+        self.changing = None
         self.generations.append(
             Generation(
                 t=event.t,

@@ -70,6 +70,12 @@ def tell(event: Event, history: RunHistory) -> str | None:
             return f". {event['node']} stands by, cold ({event.get('why')})"
         case "move_asked":
             return f". {event['node']} is to be moved ({event.get('why')})"
+        case "save_asked":
+            return f". the next snapshot is to be made durable ({event.get('why')})"
+        case "persisted" if history.saved_as_asked:
+            return f". step {event['step']} is durable"
+        case "replan_asked":
+            return f". planning again ({event.get('why')})"
         case "move_refused":
             return f". {event['node']} stays where it is ({event.get('why')})"
         case "held_up":

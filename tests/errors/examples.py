@@ -1,4 +1,4 @@
-"""One example of every error there is, brought about by what raises it and printed as people see it.
+"""One example of every error there is, brought about by what raises it, printed as people see it.
 
 The pages in docs/errors/ show these texts; ``python -m tests.errors.pages`` writes them there.
 """
@@ -198,8 +198,8 @@ def an_export_into_a_file(folder: Path) -> object:
 def tokens_into_a_file(folder: Path) -> object:
     (folder / "full").touch()
     manifest = Manifest(
-        version=1, corpus="", fingerprint="", tokenizer="bytes", vocab_size=256, dtype="uint8", train=(), held_out=(),
-        num_documents=0, path=".",
+        version=1, corpus="", fingerprint="", tokenizer="bytes", vocab_size=256, dtype="uint8",
+        train=(), held_out=(), num_documents=0, path=".",
     )  # fmt: skip
     return export_megatron(manifest, end_of_text=0, base=Path("full/tokens"))
 

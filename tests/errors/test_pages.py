@@ -26,7 +26,7 @@ ADVICE = {"E107", "E502", "E511", "E512", "E513", "E519", "E604", "E611"}
 # What ux.md calls each of the mistakes that a message must be good at, by what is ours: code, exit.
 PROMISED = {
     "model too big": ("E301", 3), "budget too small": ("E302", 3), "deadline": ("E303", 3),
-    "layout does not divide": ("E304", 3), "unknown key": ("E101", 2), "unknown option": ("E102", 2),
+    "does not divide": ("E304", 3), "unknown key": ("E101", 2), "unknown option": ("E102", 2),
     "grammar": ("E103", 2), "type or unit": ("E104", 2), "no credentials": ("E401", 4),
     "no permission": ("E402", 4), "no quota": ("E403", 4), "not in that zone": ("E404", 4),
     "no capacity": ("E405", 4), "data path": ("E501", 5), "tokenizer and data": ("E505", 5),

@@ -1,0 +1,33 @@
+"""What the keys of the live view ask of the run they stand under, by the way everybody may go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from actions.run_folder import said_of
+from sailor.observe.keys import Key
+from sailor.runtime.requests import Replan, Request, Save, Stop, ask
+
+
+def farewell(folder: Path) -> list[str]:
+    """What is said when the view is closed and the run goes on, in the process that showed it."""
+    return [
+        f"the view is closed; the run goes on in this process ({os.getpid()})",
+        f"  watch     {said_of(folder, 'watch')}",
+        "  Ctrl-C    saves and stops; Ctrl-Z and then bg gives the terminal back, and closing it",
+        "            leaves the run alone",
+    ]
+
+
+def keys_of(folder: Path) -> dict[str, Key]:
+    """Key -> what it leaves in the run's folder for the controller (sailor/runtime/requests.py)."""
+
+    def asking(label: str, request: Request) -> Key:
+        return Key(label=label, press=lambda: ask(folder, request))
+
+    return {
+        "s": asking("[s]ave now", Save(why="key s")),
+        "r": asking("[r]eplan", Replan(why="key r")),
+        "q": asking("[q]uit and save", Stop(why="key q")),
+    }
