@@ -15,8 +15,8 @@ def farewell(folder: Path) -> list[str]:
     return [
         f"the view is closed; the run goes on in this process ({os.getpid()})",
         f"  watch     {said_of(folder, 'watch')}",
-        "  Ctrl-C    saves and stops; Ctrl-Z and then bg gives the terminal back, and closing it",
-        "            leaves the run alone",
+        "  Ctrl-C    saves and stops",
+        "  Ctrl-Z    and then bg gives the terminal back; closing it leaves the run alone",
     ]
 
 

@@ -47,7 +47,7 @@ def run(config: Config, console: Console) -> int:
     close = Key(label="[q] close the view", press=watch.closed.set)
     view = view_of(
         mode, console=console, history=replay(() if mode == "json" else watch.past),
-        now=watch.now, folder=path if (path / "report.html").exists() else None,
+        now=watch.now, folder=path,
         keys={"q": close},
     )  # fmt: skip
     if mode == UiMode.json.value:
@@ -61,6 +61,11 @@ def run(config: Config, console: Console) -> int:
         view.detach()
         if mode not in ("quiet", UiMode.json.value):
             console.print(f"the run is as it was; {said_of(path, 'watch')}   watches it again")
+    elif watch.history.status == "running" and mode not in ("quiet", UiMode.json.value):
+        view.detach()  # killed: nobody wrote how it ended
+        for line in words.result(watch.history, killed=True):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{said_of(path, 'down')}   ends what it may have left rented")
     else:
         view.close()
     if config.output is Output.json:

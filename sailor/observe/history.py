@@ -186,7 +186,8 @@ class RunHistory:
             case "committed":
                 self.committed = max(self.committed, event.get("step", 0))
             case "save_asked":
-                self.save_asked = True
+                newest = self.durable[-1].step if self.durable else -1
+                self.save_asked = newest < max(self.kept, default=0)
             case "persisted":
                 self.saved_as_asked, self.save_asked = self.save_asked, False
                 self._persisted(event)

@@ -181,7 +181,7 @@ class PlainView:
         self._console = console
         self._history = history
         self._folder = folder
-        self._began = history.now
+        self._began = history.starts[-1].t if history.starts else history.now
         self._told_at = -LINE_EVERY_S  # time and step of the last line on progress
         self._told_step = 0
         self._pace = Pace(history)
@@ -255,7 +255,7 @@ class LiveView:
         self._now = now
         self._folder = folder
         self._farewell = farewell
-        self._began = history.now
+        self._began = history.starts[-1].t if history.starts else history.now
         self._pace = Pace(history)
         self._pace_at = 0.0
         self._tokens_per_second = 0.0

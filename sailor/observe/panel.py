@@ -22,7 +22,6 @@ from sailor.units import count, duration
 GONE_S = 15.0  # a machine that has gone has its moment on the screen
 _COLOURS = {"up": "green", "leaving": "yellow", "lost": "red"}
 _WIDE = 100  # columns from which machines are shown with type and role
-_BESIDES = 9  # lines of a panel that are not machines
 _TREND = 10  # steps whose mean is compared with that of as many before them
 
 
@@ -39,18 +38,18 @@ def panel(
 ) -> RenderableType:
     """The whole panel. ``now`` and ``began`` (this start) are the log's seconds; ``width`` and
     ``height`` those of the terminal; ``keys`` how the keys that do something are offered."""
-    parts: list[RenderableType] = [
+    above = [
         _flow(_headline(history, figures), width=width, style="bold"),
-        _bar(history),
         _flow(_figures(history, figures, tokens_per_second=tokens_per_second), width=width),
         _flow(_safety(history, figures, now=now, began=began), width=width),
-        _machines(history, now=now, width=width, most=max(3, height - _BESIDES)),
     ]
-    if badput := _badput(figures):
-        parts.append(_flow(badput, width=width, style="dim", between=" | "))
+    below = [_flow(_badput(figures), width=width, style="dim", between=" | ")]
     if keys:
-        parts.append(Text("  ".join(keys), style="dim", overflow="ellipsis", no_wrap=True))
-    return Group(*parts)
+        below.append(_flow(keys, width=width, style="dim", between="  "))
+    # The bar, the table's head, the line on machines that have no room, and the cursor's.
+    taken = 4 + sum(len(text.plain.splitlines()) for text in (*above, *below))
+    machines = _machines(history, now=now, width=width, most=max(1, height - taken))
+    return Group(above[0], _bar(history, width=width), *above[1:], machines, *below)
 
 
 def _headline(history: RunHistory, figures: Metrics) -> list[str]:
@@ -72,12 +71,14 @@ def _headline(history: RunHistory, figures: Metrics) -> list[str]:
     return facts
 
 
-def _bar(history: RunHistory) -> RenderableType:
+def _bar(history: RunHistory, *, width: int) -> RenderableType:
     """Steps done; before the first generation, machines that are there."""
-    if history.generations or not history.ledger.lives:
-        total = int(history.start("total_steps", 0) or 0)
-        return ProgressBar(total=max(total, 1), completed=max(history.kept, default=0))
-    return ProgressBar(total=len(history.ledger.lives), completed=len(history.ledger.present()))
+    total, done = int(history.start("total_steps", 0) or 0), max(history.kept, default=0)
+    if history.ledger.lives and not history.generations:
+        total, done = len(history.ledger.lives), len(history.ledger.present())
+    bar = Table.grid()  # by itself a bar does not end its line
+    bar.add_row(ProgressBar(total=max(total, 1), completed=done, width=width))
+    return bar
 
 
 def _figures(history: RunHistory, figures: Metrics, *, tokens_per_second: float) -> list[str]:
@@ -99,7 +100,7 @@ def _safety(history: RunHistory, figures: Metrics, *, now: float, began: float) 
     """What is safe, and since when; on what it runs."""
     facts = ["durable: not yet"]
     if history.durable:
-        age = duration(max(0.0, now - history.durable[-1].t))
+        age = _age(now - history.durable[-1].t)
         facts = [f"durable: step {history.durable[-1].step:,} ({age} ago)"]
     if history.save_asked:
         facts.append("saving")
@@ -154,7 +155,7 @@ def _machines(history: RunHistory, *, now: float, width: int, most: int) -> Tabl
         shown = sorted(lives, key=lambda life: (life.state() == "up", -life.news_at))[:most]
     for life in shown:
         state = life.state()
-        up = "" if life.joined_at is None else duration((life.gone_at or now) - life.joined_at)
+        up = "" if life.joined_at is None else _age((life.gone_at or now) - life.joined_at)
         role = ", ".join(roles.get(life.node, [])) if life.gone_at is None else ""
         table.add_row(
             life.node, *((life.machine_type,) if wide else ()), life.zone,
@@ -186,7 +187,7 @@ def _price(life: NodeLife, *, now: float) -> str:
 
 
 def _news(life: NodeLife, *, now: float) -> str:
-    return f"{life.news}, {duration(max(0.0, now - life.news_at))} ago" if life.news else ""
+    return f"{life.news}, {_age(now - life.news_at)} ago" if life.news else ""
 
 
 def doing(history: RunHistory) -> str:
@@ -194,7 +195,7 @@ def doing(history: RunHistory) -> str:
     if history.status != "running":
         return history.status
     if history.parked:
-        return f"waiting for machines, {duration(max(0.0, history.now - history.parked_at))}"
+        return f"waiting for machines, {_age(history.now - history.parked_at)}"
     if history.stop_asked is not None:
         return "saving, then stopping"
     if not history.trains and not history.changing:
@@ -205,6 +206,14 @@ def doing(history: RunHistory) -> str:
     return "changing the layout" if history.changing is not None else "training"
 
 
+def _age(seconds: float) -> str:
+    """Whole seconds, minutes, or hours: what changes four times a second distracts."""
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole / 3600:.1f} h"
+
+
 def clock(seconds: float) -> str:
     """'01:23', or '2:01:23' from an hour on."""
     whole = max(0, int(seconds))
@@ -212,9 +221,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
 
 
-def _flow(
-    facts: Iterable[str], *, width: int, style: str = "", between: str = "   "
-) -> RenderableType:
+def _flow(facts: Iterable[str], *, width: int, style: str = "", between: str = "   ") -> Text:
     """Facts side by side on as many lines as they need, none cut in two."""
     lines: list[str] = []
     for fact in facts:

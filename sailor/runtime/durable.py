@@ -45,8 +45,8 @@ class Durable:
 
     @property
     def newest_step(self) -> int:
-        """Of the newest complete checkpoint that is known; 0 for none."""
-        return self._newest.step if self._newest is not None else 0
+        """Of the newest complete checkpoint that is known; -1 for none."""
+        return self._newest.step if self._newest is not None else -1
 
     async def look(self, *, below: int | None = None) -> None:
         """Ask what there is. ``below``: only earlier steps count; what came later led nowhere.

@@ -31,6 +31,11 @@ def test_who_heard_too_late_is_told_again():
     assert saving.due(at=AGAIN_S, generation=1, durable_step=9) == first
 
 
+def test_a_run_without_any_durable_step_has_not_saved_its_first_one():
+    saving = asked(step=0)
+    assert saving.due(at=0.0, generation=1, durable_step=-1) == 6
+
+
 def test_a_wish_ends_with_any_durable_step_that_is_new_enough():
     saving = asked(step=10)
     saving.due(at=0.0, generation=1, durable_step=0)
