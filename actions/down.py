@@ -47,7 +47,8 @@ def run(config: Config, console: Console) -> int:
     paths = [root / config.run.name] if config.run.name is not None else _runs(root)
     if config.run.name is not None and not paths[0].is_dir():
         raise no_such_run(paths[0], root=root)
-    found = asyncio.run(_take_down(paths, everything=config.run.all, console=console))
+    with console.waiting("ending what is left"):
+        found = asyncio.run(_take_down(paths, everything=config.run.all, console=console))
     _show(found, console)
     unproven = [proof for proofs in found.values() for proof in proofs if not proof.released]
     if unproven:

@@ -42,9 +42,11 @@ def run(config: Config, console: Console) -> int:
     provenance = _provenance(config, found)
     there = _there(folder, provenance)
     if not there:
-        check_whole(found.checkpoint)
+        with console.waiting("reading the checkpoint from end to end"):
+            check_whole(found.checkpoint)
         try:
-            _export(config, found, folder, provenance)
+            with console.waiting(f"writing {folder}"):
+                _export(config, found, folder, provenance)
         except CorruptSnapshot as error:
             raise damaged(found.checkpoint, str(error)) from error
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

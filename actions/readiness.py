@@ -53,7 +53,8 @@ class Finding:
 
 def check_place(config: Config, console: Console) -> int:
     """Show every finding. Exit code 0 when nothing is missing, else 4."""
-    findings = list(find(config))
+    with console.waiting("looking"):
+        findings = list(find(config))
     console.document([asdict(finding) for finding in findings])
     table = Table("", "what", "found", "do this", box=None)
     for finding in findings:

@@ -92,9 +92,10 @@ class _Training:
     def run(self) -> int:
         """From the plan to the report."""
         folder = self.beginning.folder
-        asked = question(self.config, live=self.config.cloud.live is not False)
-        chosen = answered(asked)[0].best
-        self.config = with_standbys(self.config, chosen, asked)
+        with self.console.waiting("searching for plans"):
+            asked = question(self.config, live=self.config.cloud.live is not False)
+            chosen = answered(asked)[0].best
+            self.config = with_standbys(self.config, chosen, asked)
         folder.plan.write_bytes(chosen.plan.to_json())
         past = read_events(folder.events) if folder.events.exists() else ()
         with EventLog(folder.events, run=folder.name) as events:
