@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +21,8 @@ def stop_signals(
     ``ask`` must start a clean stop and return at once. ``now`` must bring the run down without
     saving. Gives the exit codes that say what ended the process (130 for Ctrl-C, 143 for SIGTERM),
     one for each call of ``now``.
-    A closed terminal (SIGHUP) counts as being asked, unless the run is ``unwatched``: then it goes
-    on without a terminal. Both are called inside the loop. After the
+    A closed terminal (SIGHUP) counts as being asked, unless ``unwatched``, called then, says that
+    the run goes on without one. Both are called inside the loop. After the
     block all of them are ignored, for the report is still to be written: see ``signals_restored``.
     """
     import asyncio  # not on the way to --help
@@ -35,8 +34,8 @@ def stop_signals(
     def handle(number: signal.Signals) -> None:
         nonlocal asked
         if number is signal.SIGHUP and unwatched():
-            _let_go_of_terminal()
-        elif not asked:
+            return
+        if not asked:
             asked = True
             ask(f"{number.name} received")
         elif number is not signal.SIGHUP:
@@ -53,15 +52,6 @@ def stop_signals(
             loop.remove_signal_handler(number)
         ignore()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-
-
-def _let_go_of_terminal() -> None:
-    """What is printed later goes nowhere: writing to a terminal that is gone would fail."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        if os.isatty(stream):
-            os.dup2(nowhere, stream)
-    os.close(nowhere)
 
 
 def ignore() -> None:

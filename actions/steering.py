@@ -7,6 +7,7 @@ from pathlib import Path
 
 from actions.run_folder import said_of
 from sailor.observe.keys import Key
+from sailor.observe.live import View
 from sailor.runtime.requests import Replan, Request, Save, Stop, ask
 
 
@@ -31,3 +32,18 @@ def keys_of(folder: Path) -> dict[str, Key]:
         "r": asking("[r]eplan", Replan(why="key r")),
         "q": asking("[q]uit and save", Stop(why="key q")),
     }
+
+
+def goes_on_without_terminal(view: View) -> bool:
+    """Whether a terminal that closes is no wish to stop: nobody was looking any more.
+
+    What is printed later goes nowhere then: writing to a terminal that is gone would fail.
+    """
+    if not view.detached:
+        return False
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        if os.isatty(stream):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
+    return True

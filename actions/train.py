@@ -30,7 +30,7 @@ from actions.prospects import answered
 from actions.run_folder import config_digest
 from actions.signals import signals_restored, stop_signals
 from actions.standing_by import with_standbys
-from actions.steering import farewell, keys_of
+from actions.steering import farewell, goes_on_without_terminal, keys_of
 from actions.trackers import follow, names_of
 from actions.waits import limits, stragglers
 from actions.worth import Worth
@@ -237,7 +237,7 @@ class _Training:
         with stop_signals(
             ask=lambda why: controller.ask_stop(End.interrupted, why),
             now=running.cancel,  # it still releases every machine; once it has ended, nothing
-            unwatched=lambda: view.detached,
+            unwatched=lambda: goes_on_without_terminal(view),
         ) as codes:
             async with self._beside(controller, machines, recruiter, events, past):
                 try:
