@@ -70,7 +70,10 @@ async def _take_down(
     try:
         for path in paths:
             if everything and owner_pid(path) is not None:
-                console.print(f"{path.name} goes on and is left alone")
+                console.print(
+                    f"{path.name} goes on and is left alone; kill -INT {owner_pid(path)}   saves "
+                    "and stops it"
+                )
                 continue
             with hold(path, name=path.name):
                 launcher = None
