@@ -28,7 +28,8 @@ class Console(RichConsole):
         stream = sys.stderr if output is Output.json else sys.stdout
         # A file or a pipe has no width of its own: tables are not squeezed into 80 columns there.
         width = None if stream.isatty() else _PIPE_WIDTH
-        super().__init__(file=stream, highlight=False, width=width)
+        # What is printed comes from users and clouds: brackets in it are no markup.
+        super().__init__(file=stream, highlight=False, markup=False, width=width)
         self.output = output
         self.command = command  # as typed, for the record
         self.documents: list[Any] = []
