@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import stat
 from pathlib import Path
 
 from actions.run_folder import said_of
@@ -43,7 +45,18 @@ def goes_on_without_terminal(view: View) -> bool:
         return False
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        if os.isatty(stream):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):  # a terminal that is gone calls itself none
             os.dup2(nowhere, stream)
     os.close(nowhere)
     return True
+
+
+def hear_hang_ups(view: View) -> None:
+    """Until the run minds signals itself: a closed terminal ends it, if anybody was looking."""
+
+    def hung_up(number: int, _: object) -> None:
+        if not goes_on_without_terminal(view):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGHUP, hung_up)

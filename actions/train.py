@@ -30,7 +30,7 @@ from actions.prospects import answered
 from actions.run_folder import config_digest
 from actions.signals import signals_restored, stop_signals
 from actions.standing_by import with_standbys
-from actions.steering import farewell, goes_on_without_terminal, keys_of
+from actions.steering import farewell, goes_on_without_terminal, hear_hang_ups, keys_of
 from actions.trackers import follow, names_of
 from actions.waits import limits, stragglers
 from actions.worth import Worth
@@ -103,6 +103,7 @@ class _Training:
                 self._view(), console=self.console, events=events, past=past, folder=folder.path,
                 keys=keys_of(folder.path), farewell=farewell(folder.path),
             )  # fmt: skip
+            hear_hang_ups(view)
             trackers = follow(
                 self.config, folder.path, command=self.console.command, events=events, past=past
             )
@@ -153,6 +154,7 @@ class _Training:
             config_digest=config_digest(config),
             command=self.console.command,
             sources=self.beginning.sources,
+            budget_usd=config.budget.total_usd,
         )
         events.write("plan_chosen", **foretold(plan, chosen.estimate, asked, priced=True))
 
