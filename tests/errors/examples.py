@@ -296,7 +296,7 @@ MODEL_GCP = "action=plan model=gpt_1b cloud=gcp cloud.live=false"
 
 EXAMPLES: dict[str, Example] = {
     "E101": typed("modle=gpt_1b optim.lr=1"),
-    "E102": typed("model=gpt_2b"),
+    "E102": typed("planner=cheepest"),
     "E103": typed("model= gpt_1b"),
     "E104": typed("budget.deadline=24"),
     "E105": typed(f"{RUNS} faults=faults.yaml"),
