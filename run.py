@@ -74,7 +74,7 @@ def main() -> None:
             expanded = expand(session.arguments, root=ROOT)
             refuse_unknown_keys(expanded)
         compose(expanded, session)
-        if {"-m", "--multirun"} & set(expanded) and not (session.codes or session.jobs):
+        if sweep.is_asked(expanded) and not (session.codes or session.jobs):
             raise complaints.no_jobs(session.arguments)
     except SailorError as error:
         fail(error, session)

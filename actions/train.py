@@ -104,10 +104,11 @@ class _Training:
                 keys=keys_of(folder.path), farewell=farewell(folder.path),
             )  # fmt: skip
             hear_hang_ups(view)
-            trackers = follow(
-                self.config, folder.path, command=self.console.command, events=events, past=past
-            )
+            trackers = None
             try:
+                trackers = follow(
+                    self.config, folder.path, command=self.console.command, events=events, past=past
+                )
                 refuse_when_spent(self.config.budget, past=past, now=events.t)
                 self._announce(events, asked, chosen)
                 with own_network(self.config, run=folder.name) as self.network:

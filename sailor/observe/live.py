@@ -248,7 +248,6 @@ class LiveView:
         folder: Path | str | None = None,
         keys: Mapping[str, Key] | None = None,
         farewell: Sequence[str] = (),
-        elsewhere: bool = False,
     ) -> None:
         self._console = console
         self._history = history
@@ -266,6 +265,9 @@ class LiveView:
         self.detached = False
         self._offered: tuple[str, ...] = ()
         self._keys: Keys | None = None
+        self._live = Live(
+            console=console, get_renderable=self._render, refresh_per_second=4, transient=True
+        )
         if keys is not None and sys.stdin.isatty():
             if farewell:
                 keys = {"d": Key(label="[d]etach", press=self.detach), **keys}
@@ -275,9 +277,6 @@ class LiveView:
                 self._keys.start()
             except termios.error:
                 self._keys, self._offered = None, ()
-        self._live = Live(
-            console=console, get_renderable=self._render, refresh_per_second=4, transient=True
-        )
         self._live.start()
 
     def see(self, event: Event) -> None:
