@@ -9,9 +9,12 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import select
+import signal
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,6 +40,8 @@ from sailor.rules import Problem, validate
 
 ROOT = Path(__file__).resolve().parent
 CONF = ROOT / "conf"
+COMPLETION = {"-sc", "--shell-completion"}  # flags of Hydra
+RUN = ("run", "run.name")  # keys that say which run is meant
 
 
 @dataclass(kw_only=True)
@@ -63,9 +68,14 @@ def main() -> None:
         print(help_page.text(root=ROOT))
         raise SystemExit(0)
     try:
-        expanded = expand(session.arguments, root=ROOT)
-        refuse_unknown_keys(expanded)
+        if COMPLETION & set(session.arguments):  # its words are none of ours: install=bash
+            expanded = session.arguments
+        else:
+            expanded = expand(session.arguments, root=ROOT)
+            refuse_unknown_keys(expanded)
         compose(expanded, session)
+        if sweep.is_asked(expanded) and not (session.codes or session.jobs):
+            raise complaints.no_jobs(session.arguments)
     except SailorError as error:
         fail(error, session)
     except KeyboardInterrupt:
@@ -114,7 +124,9 @@ def compose(arguments: list[str], session: Session) -> None:
         perform_job(composed, session, chosen=chosen_of(arguments, now.overrides.task))
 
     sys.argv[1:] = arguments
-    with translated(session.arguments):
+    with translated(session.arguments), warnings.catch_warnings():
+        # Hydra warns of a folder that is not there, in raw Python, and goes on without it.
+        warnings.filterwarnings("error", "provider=.* is not available", UserWarning)
         if any(argument.startswith(("-", "hydra")) for argument in arguments):
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
         else:  # hydra.main would compose twice, first to learn that there is no sweep
@@ -195,7 +207,7 @@ def translated(arguments: Sequence[str]) -> Iterator[None]:
         if wrong is None:
             raise
         raise wrong from error
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, UserWarning) as error:
         text = str(error) or str(error.__cause__)
         raise complaints.ambiguous(text, arguments=arguments) from error
 
@@ -343,6 +355,10 @@ def apologise(error: Exception, session: Session) -> None:
 
     A library that is not there is not our fault, and is told as E605.
     """
+    if isinstance(error, BrokenPipeError) and _reader_is_gone():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        session.codes.append(128 + signal.SIGPIPE)
+        return
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing and not (ROOT / missing.partition(".")[0]).is_dir():
         fail(complaints.not_installed(missing), session)
@@ -351,12 +367,21 @@ def apologise(error: Exception, session: Session) -> None:
         "w", prefix="sailor-bug-", suffix=".txt", delete=False
     ) as file:
         file.write(redact("".join(traceback.format_exception(error))))
+    run_name = next((f" {word}" for word in session.arguments if key_of(word) in RUN), "")
     mistake = SailorError(
         "something broke in Sailor itself, sorry", code="E901",
         why=f"{type(error).__name__}: {error}", where=file.name,
-        fix="send that file with your report; the run folder is as it was when this happened",
+        fix=f"{command(['action=debug.bundle'])}{run_name}   packs what a report needs, without "
+        "secrets",
     )  # fmt: skip
     fail(mistake, session)
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads standard output any more, as after ``| head``."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 if __name__ == "__main__":

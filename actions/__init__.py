@@ -22,6 +22,8 @@ ACTIONS: dict[str, str] = {
     "recipe.copy": "a recipe of your own that starts as another: name=NAME to=NEW_NAME",
     "recipe.header": "plan recipe=NAME (or all) and write what it takes, and measured, above it",
     "migrate": "have a machine of a run that goes on (run=NAME node=NODE) hand over to another one",
+    "debug.bundle": "pack what is needed to find a mistake (run=NAME): no secrets, sent nowhere",
+    "watch": "show a run that goes on, or how it went (run=NAME); closing it leaves the run alone",
     "down": "end what a run (run.name=), or every run (run.all=true), left rented",
 }
 """Name -> what it does. ``actions/<name>.py`` has its ``run(config: Config, console: Console)``."""

@@ -50,10 +50,18 @@ def facts_of(config: Config, catalogue: Catalogue) -> Facts | None:
     return merged(parts)
 
 
+def _is_there(module: str) -> bool:
+    """Whether it can be imported; others may have brought the package it is in."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def lacking(cloud: str) -> Lack | None:
     """What keeps us from asking a cloud at all: its library or its credentials."""
     library = LIBRARIES[cloud]
-    if importlib.util.find_spec(library.partition(".")[0]) is None:
+    if not _is_there(library):
         return Lack(what=f"anything of {cloud}", code="E605", why=f"no {library}", fix=EXTRA)
     login = fix_for(Cause.credentials, cloud=cloud)
     if cloud == "aws":

@@ -135,10 +135,10 @@ def nearest(key: str) -> str | None:
     """The known key most likely meant, or None.
 
     Tried in order: the same last word in another group (``learning_rate`` is
-    ``optim.learning_rate``), a similar last word in the same group, a similar whole key, a similar
-    last word anywhere.
+    ``optim.learning_rate``), a similar last word in the same group, its initials (``optim.lr``), a
+    similar whole key, a similar last word anywhere. Only a word without a dot may mean a group.
     """
-    known = [*keys(), *groups()]
+    known = [*keys(), *(() if "." in key else groups())]
     group, _, last = key.rpartition(".")
     if key.startswith(f"{MIXTURE}."):
         name, _, last = key.removeprefix(f"{MIXTURE}.").partition(".")
@@ -150,8 +150,10 @@ def nearest(key: str) -> str | None:
         return nearest_option(key, exact)[0]
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == group}
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
+    initials = {"".join(word[0] for word in leaf.split("_")): key for leaf, key in siblings.items()}
     for wanted, candidates, cutoff in (
         (last, siblings, 0.6),
+        (last, initials if len(last) > 1 else {}, 1.0),
         (key, {name: name for name in known}, 0.75),
         (last, leaves, 0.75),
     ):

@@ -52,12 +52,14 @@ def begin(config: Config, console: Console) -> Iterator[Beginning | None]:
             yield None
             return
         check_port(config)
-        check_checkpoints(config)
+        with console.waiting("asking the store for durable checkpoints"):
+            check_checkpoints(config)
         if not folder.resumed:
             check_first_weights(config)
         words = tokenizer_of(config)
         check_tokenizer(config, words)
-        tokens = prepare_tokens(config)
+        with console.waiting("reading text, in pieces") as tell:
+            tokens = prepare_tokens(config, progress=tell)
         check_streams(tokens, sequence_length=config.train.sequence_length)
         keep_origin(folder, config=config, tokens=tokens, words=words)
         yield Beginning(

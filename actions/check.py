@@ -29,7 +29,8 @@ def check_checkpoint(config: Config, console: Console) -> int:
     """Check checkpoint.path, or the newest of the run. Raises DataError E516 (exit 5)."""
     named = checkpoint_path(config)
     path = target(config).checkpoint if named is None else named
-    check_whole(path)
+    with console.waiting("reading the checkpoint from end to end"):
+        check_whole(path)
     try:
         manifest = read_manifest(path)
     except CorruptSnapshot as error:

@@ -120,6 +120,17 @@ def ambiguous(message: str, *, arguments: Sequence[str]) -> ConfigError:
     )  # fmt: skip
 
 
+def no_jobs(arguments: Sequence[str]) -> ConfigError:
+    """E103: -m, and nothing to run: a pattern that matches no option."""
+    pattern = next((word for word in arguments if "glob(" in word), "")
+    key = pattern.partition("=")[0]
+    return ConfigError(
+        "the sweep has no jobs", code="E103", where=pattern or "-m",
+        why=f"no option of {key} matches" if pattern else "no key has several values",
+        fix=_replaced(arguments, pattern, f"{key}=glob(*)") if pattern else _HELP,
+    )  # fmt: skip
+
+
 def wrong_type(key: str, *, what: str, value: object, default: object) -> Problem:
     """E104 for a value OmegaConf cannot convert; ``default`` is what the key has otherwise."""
     if isinstance(default, Enum):

@@ -121,7 +121,8 @@ def faults(config: Config) -> tuple[Fault, ...]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"the script of faults {where} cannot be used", code="E105",
-            why=str(error), where=where, fix="conf/faults/demo.yaml shows how one is written",
+            why=str(error), where=where,
+            fix="faults=demo   or   faults=none   or   one like conf/faults/demo.yaml",
         ) from error  # fmt: skip
     _check_faults(script, config)
     return script

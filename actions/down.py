@@ -47,7 +47,8 @@ def run(config: Config, console: Console) -> int:
     paths = [root / config.run.name] if config.run.name is not None else _runs(root)
     if config.run.name is not None and not paths[0].is_dir():
         raise no_such_run(paths[0], root=root)
-    found = asyncio.run(_take_down(paths, everything=config.run.all, console=console))
+    with console.waiting("ending what is left"):
+        found = asyncio.run(_take_down(paths, everything=config.run.all, console=console))
     _show(found, console)
     unproven = [proof for proofs in found.values() for proof in proofs if not proof.released]
     if unproven:
@@ -69,7 +70,10 @@ async def _take_down(
     try:
         for path in paths:
             if everything and owner_pid(path) is not None:
-                console.print(f"{path.name} goes on and is left alone")
+                console.print(
+                    f"{path.name} goes on and is left alone; kill -INT {owner_pid(path)}   saves "
+                    "and stops it"
+                )
                 continue
             with hold(path, name=path.name):
                 launcher = None

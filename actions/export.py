@@ -42,9 +42,11 @@ def run(config: Config, console: Console) -> int:
     provenance = _provenance(config, found)
     there = _there(folder, provenance)
     if not there:
-        check_whole(found.checkpoint)
+        with console.waiting("reading the checkpoint from end to end"):
+            check_whole(found.checkpoint)
         try:
-            _export(config, found, folder, provenance)
+            with console.waiting(f"writing {folder}"):
+                _export(config, found, folder, provenance)
         except CorruptSnapshot as error:
             raise damaged(found.checkpoint, str(error)) from error
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -143,7 +145,7 @@ def _export_dcp(
     except OSError as error:
         raise DataError(
             f"cannot write {folder}", code="E515", where=str(folder), why=str(error),
-            fix="make room, or name another place: export.directory=FOLDER",
+            fix="export.directory=/ANOTHER/DISK/FOLDER   or   make room",
         ) from error  # fmt: skip
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -17,16 +17,18 @@ Sailor trains language models on preemptible machines without losing work when t
   {PROGRAM} train.steps=500 cloud.nodes=2 faults=none run.name=quiet
   {PROGRAM} -m action=plan model=gpt_125m,gpt_1b cloud=gcp
   {PROGRAM} recipe=gpt_125m_laptop             a pipeline, from text to report; again: the rest
-  {PROGRAM} --cfg job                          print the configuration and stop
+  {PROGRAM} action=watch run=NAME              look at a run from another terminal
+  {PROGRAM} --cfg job --resolve                print the configuration and stop
 """
 
-_CLOSING = """
+_CLOSING = f"""
 Any key can be set with group.key=value; sailor/config.py says what each means.
 model=FOLDER starts from a Hugging Face model, tokenizer=PATH reads text with a tokenizer you have,
 checkpoint=PATH names one step for export, eval and check, faults=PATH reads a script of faults,
 recipe=NAME does the steps of recipes/NAME.yaml, or with action= one of them; with
 recipe.smoke=true it does so here, in seconds. output=json prints one JSON document. -m runs several
-values of a key one after the other and ends with a table. --hydra-help has the rest.
+values of a key one after the other and ends with a table. --info defaults shows which files are
+read, eval "$({PROGRAM} -sc install=bash)" completes keys and options, --hydra-help has the rest.
 
 Ctrl-C finishes the step, saves and exits 75; the same command goes on. A second one stops at once.
 Exit codes: 0 done, 1 our bug, 2 usage, 3 no plan, 4 cloud, 5 data, 6 diverged, 7 limit reached,

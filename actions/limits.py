@@ -8,6 +8,7 @@ the last step, the save and the releases (provision/budget.py).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 
 from provision.budget import Budget, Standing, reason_to_stop
@@ -19,6 +20,7 @@ from sailor.units import duration, parse_seconds
 
 RELEASE_S = 30.0  # for which a machine is still paid once nobody needs it
 _LOOK_EVERY_S = 1.0
+_SPARE = 1.1  # of what the rest of a run is taken to need
 
 
 def reached(budget: BudgetConfig, ledger: Ledger, *, now: float) -> str | None:
@@ -34,9 +36,11 @@ def reached(budget: BudgetConfig, ledger: Ledger, *, now: float) -> str | None:
 def refuse_when_spent(budget: BudgetConfig, *, past: Iterable[Event], now: float) -> None:
     """Raise LimitReached (E702, exit 7) when the run has nothing left: no machine is rented."""
     ledger = Ledger()
-    steps = 0
+    steps = total = 0
     for event in past:
         ledger.apply(event)
+        if event.kind == "run_started":
+            total = event.get("total_steps", 0)
         if event.kind == "step":
             steps = event["step"]
     why = reached(budget, ledger, now=now)
@@ -47,8 +51,23 @@ def refuse_when_spent(budget: BudgetConfig, *, past: Iterable[Event], now: float
             why=f"{why}; step {steps} is done, ${ledger.cost(now=now):,.2f} and {duration(now)} "
             "since the first start",
             where="budget",
-            fix="a higher budget.total_usd or budget.deadline, or null; the run goes on from there",
+            fix=_more(budget, spent=ledger.cost(now=now), now=now, done=steps, total=total),
         )
+
+
+def _more(
+    budget: BudgetConfig, *, spent: float, now: float, done: int, total: int
+) -> str:  # fmt: skip
+    """What would do at the pace so far, as a setting for each limit; the run goes on from there."""
+    share = max(total / done, 1.0) if done else 2.0
+    fixes = []
+    if budget.total_usd is not None:
+        enough = max(math.ceil(spent * share * _SPARE), math.ceil(budget.total_usd) + 1)
+        fixes.append(f"budget.total_usd={enough}   pays for the rest at the pace so far")
+    if budget.deadline is not None:
+        hours = math.ceil(now * share * _SPARE / 360) / 10
+        fixes.append(f"budget.deadline={hours:g}h   is time for the rest at the pace so far")
+    return "\n".join(fixes)
 
 
 async def watch(

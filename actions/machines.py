@@ -179,17 +179,22 @@ def own_network(config: Config, *, run: str) -> Iterator[Namespaces | None]:
     try:
         network.open()
     except NoNamespaces as error:
-        raise CloudError(
-            "machines cannot have networks of their own on this computer",
-            code="E409",
-            why=str(error),
-            where="cloud.isolated=true",
-            fix="cloud.isolated=false   lets them share this computer's",
-        ) from error
+        raise no_networks(str(error)) from error
     try:
         yield network
     finally:
         network.close()
+
+
+def no_networks(why: str) -> CloudError:
+    """E409: this computer cannot give machines networks of their own."""
+    return CloudError(
+        "machines cannot have networks of their own on this computer",
+        code="E409",
+        why=why,
+        where="cloud.isolated=true",
+        fix="cloud.isolated=false   lets them share this computer's",
+    )
 
 
 def placements(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from actions.console import Console
-from actions.run_folder import owner_pid
+from actions.run_folder import owner_pid, said_of
 from actions.status import no_such_run
 from sailor.config import Config
 from sailor.errors import ConfigError
@@ -40,7 +40,10 @@ def run(config: Config, console: Console) -> int:
     if not (path / "config.yaml").exists():
         raise no_such_run(path, root=root)
     if owner_pid(path) is None:
-        raise _refused(path.name, node, why="the run does not go on")
+        raise _refused(
+            path.name, node, why="the run does not go on",
+            fix=f"{said_of(path, 'status')}   shows how it ended",
+        )  # fmt: skip
     before = len(read_events(path / "events.jsonl"))
     request = ask(path, Migrate(node=node, why=config.migrate.why))
     console.print(f"asked run {path.name} to move {node}")
@@ -98,8 +101,7 @@ def outcome_of(log: Sequence[Event], *, node: str) -> dict[str, Any] | str | Non
     return None
 
 
-def _refused(run: str, node: str, *, why: str) -> ConfigError:
-    return ConfigError(
-        f"{node} of run {run} was not moved", code="E610", why=why,
-        fix="cloud.standbys=1   keeps a machine for it",
-    )  # fmt: skip
+def _refused(
+    run: str, node: str, *, why: str, fix: str = "cloud.standbys=1   keeps a machine for it"
+) -> ConfigError:
+    return ConfigError(f"{node} of run {run} was not moved", code="E610", why=why, fix=fix)

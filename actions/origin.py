@@ -49,7 +49,7 @@ def read_tokens(folder: Path) -> Read:
         raise DataError(
             f"nothing is known about the tokens of run {folder.name}", code="E509",
             where=str(folder / TOKENS), why=str(error),
-            fix="the same command of action=train again notes it down",
+            fix=f"python run.py run.name={folder.name}   with that run's settings notes it down",
         ) from error  # fmt: skip
 
 

@@ -45,9 +45,10 @@ STALE_DAYS = 60
 
 def run(config: Config, console: Console) -> int:
     """Search, show the table, write the chosen plan. Raises NoFeasiblePlan (exit 3)."""
-    asked = question(config, live=config.cloud.live is True)
-    result, moved = answered(asked)
-    around = look_around(asked, result, moved=moved)
+    with console.waiting("searching for plans"):
+        asked = question(config, live=config.cloud.live is True)
+        result, moved = answered(asked)
+        around = look_around(asked, result, moved=moved)
     path = write_plan(result.best, folder=Path(config.runs_dir).expanduser() / "plans")
     picture = path.with_suffix(".html")
     picture.write_text(drawn(asked, result, around))

@@ -124,7 +124,7 @@ def question(config: Config, *, live: bool = False) -> Question:
     except ConfigError as error:
         raise ConfigError(
             f"there is no run {name} to calibrate with", code="E108", why=error.what,
-            where=f"planner.calibrate={name}", fix="python run.py action=status lists runs",
+            where=f"planner.calibrate={name}", fix="python run.py action=status   lists runs",
         ) from error  # fmt: skip
     # What the run was planned with is not what it took: its own wishes for times are left aside.
     ran = _question(replace(theirs, planner=replace(theirs.planner, profile=None, calibrate=None)))

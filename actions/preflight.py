@@ -29,7 +29,7 @@ def check_cloud(config: Config) -> None:
     E406 SkyPilot is not installed, E407 machines could not reach the controller, E408 there is no
     place for durable checkpoints that machines and controller share.
     """
-    cloud, runtime = config.cloud, config.runtime
+    cloud = config.cloud
     if cloud.name in HERE:
         return
     if importlib.util.find_spec("sky") is None:
@@ -39,8 +39,14 @@ def check_cloud(config: Config) -> None:
             why="SkyPilot, which rents them, is not installed in this environment; planning does "
             "without",
             where=f"cloud={cloud.name}",
-            fix=f"{EXTRA}\naction=plan   shows what {cloud.name} would cost",
+            fix=f"{EXTRA}\naction=plan cloud={cloud.name}   shows what it would cost",
         )
+    check_reach(config)
+
+
+def check_reach(config: Config) -> None:
+    """Raise ConfigError where a cloud's machines could not dial in (E407) or save (E408)."""
+    cloud, runtime = config.cloud, config.runtime
     if runtime.address is None or (
         _is_loopback(runtime.host) and not _is_loopback(runtime.address)
     ):

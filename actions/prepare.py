@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
 from actions.console import Console
 from actions.sources import cache, sources, tokenizer_of
 from sailor.config import Config
@@ -23,14 +21,8 @@ from sailor.units import count
 
 def run(config: Config, console: Console) -> int:
     """Prepare the tokens and say what there is."""
-    with Progress(
-        "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=console, transient=True, disable=not console.is_terminal,
-    ) as bar:  # fmt: skip
-        task = bar.add_task("pieces of text", total=None)
-        manifest = prepare_tokens(
-            config, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    with console.waiting("reading text, in pieces") as tell:
+        manifest = prepare_tokens(config, progress=tell)
     left_out = f"; left out: {words(manifest.skipped)}" if manifest.skipped else ""
     console.print(
         f"{manifest.corpus}: {count(manifest.train_tokens)} tokens to train on, "

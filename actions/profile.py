@@ -95,7 +95,7 @@ def read_profile(path: Path) -> Measurement:
     except (OSError, UnicodeDecodeError, BadProfile) as error:
         raise DataError(
             "the profile cannot be used", code="E520", why=str(error), where=str(path),
-            fix="measure again: action=profile run.fresh=true",
+            fix="python run.py action=profile run.fresh=true   measures again",
         ) from error  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from sailor.units import gib
 
 SHARED_MEMORY = Path("/dev/shm")
 _LEAST_SHARED_BYTES = 1 << 30
+_LEAST_DISK_BYTES = 1 << 30
 
 # Where a cloud's own tools keep what opens it; SkyPilot looks at the same places.
 CREDENTIALS = {
@@ -53,7 +54,8 @@ class Finding:
 
 def check_place(config: Config, console: Console) -> int:
     """Show every finding. Exit code 0 when nothing is missing, else 4."""
-    findings = list(find(config))
+    with console.waiting("looking"):
+        findings = list(find(config))
     console.document([asdict(finding) for finding in findings])
     table = Table("", "what", "found", "do this", box=None)
     for finding in findings:
@@ -70,6 +72,7 @@ def check_place(config: Config, console: Console) -> int:
 def find(config: Config) -> Iterator[Finding]:
     """Everything there is to look at, the simplest first."""
     cloud = config.cloud.name
+    yield from _runs_folder(config)
     if cloud in HERE:
         yield from _this_computer(config)
         return
@@ -89,6 +92,19 @@ def find(config: Config) -> Iterator[Finding]:
             found=", ".join(there) or f"none of {', '.join(places)}",
             fix=fix_for(Cause.credentials, cloud=cloud),
         )  # fmt: skip
+
+
+def _runs_folder(config: Config) -> Iterator[Finding]:
+    """Whether runs can be written, and how much room there is."""
+    folder = Path(config.runs_dir).expanduser()
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    may = there.is_dir() and os.access(there, os.W_OK)
+    yield Finding(
+        what=f"a folder for runs, {folder}", fine=may and free >= _LEAST_DISK_BYTES, code="E607",
+        found=f"{gib(free)} free" if may else f"{there} cannot be written",
+        fix="runs_dir=/ANOTHER/FOLDER",
+    )  # fmt: skip
 
 
 def _this_computer(config: Config) -> Iterator[Finding]:

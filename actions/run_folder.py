@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from actions.arguments import command as command_line
 from sailor.config import Config, flatten, plain
 from sailor.errors import ConfigError
 
@@ -137,6 +138,20 @@ def open_run(config: Config, *, command: str) -> Iterator[RunFolder]:
         yield RunFolder(name=name, path=path, resumed=resumed)
 
 
+_USUAL = "runs"  # runs_dir, where nothing else is said
+
+
+def said_of(folder: Path, action: str) -> str:
+    """The command of an action for a run's folder, or for a folder of runs."""
+    runs, words = folder, [f"action={action}"]
+    if (folder / "config.yaml").exists():
+        runs = folder.parent
+        words.append(f"run={folder.name}")
+    if runs != Path(_USUAL):
+        words.append(f"runs_dir={runs}")
+    return command_line(words)
+
+
 def read_summary(path: Path) -> dict[str, Any]:
     """summary.json of a run folder; empty when there is none to be read."""
     try:
@@ -179,8 +194,9 @@ def hold(path: Path, *, name: str) -> Iterator[None]:
             code="E606",
             why=f"process {pid} works in it" if pid else "its lock is held",
             where=str(path),
-            fix=f"wait for it, or ask it to stop: kill -INT {pid or 'PID'}"
-            "\nor start another run: run.name=NEW_NAME",
+            fix=f"{said_of(path, 'watch')}   shows it"
+            f"\nkill -INT {pid or 'PID'}   asks it to save and stop"
+            "\nrun.name=NEW_NAME   starts another run",
         ) from error
     except OSError as error:
         raise ConfigError(

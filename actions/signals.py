@@ -10,13 +10,19 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def stop_signals(*, ask: Callable[[str], None], now: Callable[[], object]) -> Iterator[list[int]]:
+def stop_signals(
+    *,
+    ask: Callable[[str], None],
+    now: Callable[[], object],
+    unwatched: Callable[[], bool] = lambda: False,
+) -> Iterator[list[int]]:
     """While the block runs in an event loop, signals call ``ask(reason)`` first and then ``now``.
 
     ``ask`` must start a clean stop and return at once. ``now`` must bring the run down without
     saving. Gives the exit codes that say what ended the process (130 for Ctrl-C, 143 for SIGTERM),
     one for each call of ``now``.
-    A closed terminal (SIGHUP) counts as being asked. Both are called inside the loop. After the
+    A closed terminal (SIGHUP) counts as being asked, unless ``unwatched``, called then, says that
+    the run goes on without one. Both are called inside the loop. After the
     block all of them are ignored, for the report is still to be written: see ``signals_restored``.
     """
     import asyncio  # not on the way to --help
@@ -27,6 +33,8 @@ def stop_signals(*, ask: Callable[[str], None], now: Callable[[], object]) -> It
 
     def handle(number: signal.Signals) -> None:
         nonlocal asked
+        if number is signal.SIGHUP and unwatched():
+            return
         if not asked:
             asked = True
             ask(f"{number.name} received")

@@ -45,14 +45,16 @@ _SWEPT_FUTURES = 500
 
 def run(config: Config, console: Console) -> int:
     """Simulate, show, write the page. Raises what planning raises, and DataError for traces."""
-    here = setting(config)
-    judged = choose(
-        here.pays(), here.guard(), here.speed, number=config.simulate.futures, seed=config.seed
-    )
+    with console.waiting(f"simulating {config.simulate.futures:,} futures of each choice"):
+        here = setting(config)
+        judged = choose(
+            here.pays(), here.guard(), here.speed, number=config.simulate.futures, seed=config.seed
+        )
     best = judged[0]
-    fleet = here.fleet()
-    results = compare(here, fleet, snapshot_every=best.choice.snapshot_every)
-    zones = more_machines(here, results, storage=GAINS_AT)
+    with console.waiting("simulating other systems on the same machines"):
+        fleet = here.fleet()
+        results = compare(here, fleet, snapshot_every=best.choice.snapshot_every)
+        zones = more_machines(here, results, storage=GAINS_AT)
     words = [*opening(here, fleet, best), *gained(zones)]
     text = page(
         title=f"{here.asked.spec.name} on {here.target} x {here.kind}, simulated",

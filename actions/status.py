@@ -1,7 +1,14 @@
-"""action=status: what the run folders hold. Reads files only, disturbs nobody."""
+"""action=status: what the run folders hold, what goes on and costs, what may be left over.
+
+    python run.py action=status                    all runs of runs_dir
+    python run.py action=status run=NAME           one of them
+
+Reads files only, disturbs nobody. Whether a machine is gone is for action=down to prove.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +16,14 @@ from rich.table import Table
 
 from actions.console import Console
 from actions.recipe.record import kept_for
-from actions.run_folder import owner_pid, read_summary
+from actions.run_folder import owner_pid, read_summary, said_of
+from provision.machines import MachineRecord
+from provision.orders import OrderBook
 from sailor.config import Config
 from sailor.errors import ConfigError
 from sailor.observe.events import read_events
+from sailor.observe.history import replay
+from sailor.observe.ledger import NodeLife
 from sailor.observe.summary import summarise
 
 
@@ -30,34 +41,73 @@ def run(config: Config, console: Console) -> int:
     if not rows:
         console.print(f"no runs in {root}")
         return 0
-    table = Table("run", "state", "steps", "loss", "held-out", "cost", "recipe", "folder", box=None)
+    table = Table("run", "state", "steps", "loss", "held-out", "cost", "$/h", "left over", box=None)
+    table.add_column("recipe")
     for row in rows:
         table.add_row(
             row["run"], row["state"], _steps(row), _figure(row["loss_last"], "{:.3f}"),
             _figure(row["eval_loss"], "{:.3f}"), _figure(row["cost_usd"], "${:.2f}"),
-            _recipe(row["recipe"]), row["folder"],
+            f"{row['usd_per_hour']:.2f}" if row["usd_per_hour"] else "-",
+            str(len(row["left_over"]) or "-"), _recipe(row["recipe"]),
         )  # fmt: skip
     console.print(table)
+    for line in advice(rows):
+        console.print(line, soft_wrap=True, markup=False)
     return 0
+
+
+def advice(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What goes on and what it costs; for what may be left over, the command that ends it."""
+    going = [row for row in rows if row["pid"]]
+    if going:
+        rate = sum(row["usd_per_hour"] for row in going)
+        cost = f", ${rate:.2f} an hour" if rate else ""
+        yield f"{len(going)} go{'es' if len(going) == 1 else ''} on{cost}"
+        for row in going:
+            yield f"  {said_of(Path(row['folder']), 'watch')}   shows it"
+            yield f"  kill -INT {row['pid']}   saves and stops it"
+    for row in rows:
+        if row["left_over"]:
+            names = ", ".join(row["left_over"])
+            yield f"{row['run']} may have left {names}"
+            yield f"  {said_of(Path(row['folder']), 'down')}   ends what lives, and proves it"
 
 
 def status_of(path: Path) -> dict[str, Any]:
     """One run in a few figures. ``state`` is "running (pid N)" while a process has it open, else
-    how it ended, "killed" when it could not say, "never began" without a log."""
+    how it ended, "killed" when it could not say, "never began" without a log.
+
+    ``usd_per_hour``: of machines that are not proven gone. ``left_over``: those of a run that does
+    not go on.
+    """
     pid = owner_pid(path)
     summary = {} if pid else read_summary(path)
     log = path / "events.jsonl"
-    if not summary and log.exists():  # it goes on, or was killed before it could sum up
-        summary = summarise(read_events(log))
+    machines: list[NodeLife] = []
+    if summary.get("released") is not True and log.exists():
+        history = replay(read_events(log))  # it goes on, or something was not said at its end
+        machines = history.ledger.unproven()
+        summary = summary or summarise(history)
     ended = str(summary.get("status") or "never began")
     names = ("steps", "total_steps", "loss_last", "eval_loss", "cost_usd")
     return {
         "run": path.name,
         "state": f"running (pid {pid})" if pid else "killed" if ended == "running" else ended,
+        "pid": pid,
         **{name: summary.get(name) for name in names},
+        "usd_per_hour": sum(life.price_per_hour for life in machines),
+        "left_over": [] if pid else _left_over(path, machines),
         "recipe": kept_for(path),
         "folder": str(path),
     }
+
+
+def _left_over(path: Path, machines: Sequence[NodeLife]) -> list[str]:
+    """Machines nobody has proven gone: by the log, and by what was noted before each order."""
+    names = {life.node for life in machines}
+    names |= {machine.node for machine in MachineRecord(path / "machines.jsonl").remaining()}
+    names |= {node for order in OrderBook(path).remaining() for node in order.nodes}
+    return sorted(names)
 
 
 def no_such_run(path: Path, *, root: Path) -> ConfigError:
@@ -66,7 +116,7 @@ def no_such_run(path: Path, *, root: Path) -> ConfigError:
     return ConfigError(
         f"there is no run {path.name}", code="E608", where=str(path),
         why="runs there are: " + (", ".join(others) or "none"),
-        fix="python run.py action=status   lists all",
+        fix=f"{said_of(root, 'status')}   lists all",
     )  # fmt: skip
 
 

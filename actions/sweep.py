@@ -44,6 +44,13 @@ class Job:
         return self.exit_code is None or ended
 
 
+def is_asked(arguments: Sequence[str]) -> bool:
+    """Whether a command line runs several jobs: -m, and not only to look at something."""
+    words = set(arguments)
+    looks = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--version"}
+    return bool(words & {"-m", "--multirun"}) and not words & looks
+
+
 def suffix(chosen: Mapping[str, str]) -> str:
     """'-model-gpt_1b-total_usd-300': what sets a job's run apart. "" where it has a name."""
     if "run.name" in chosen or "run" in chosen:

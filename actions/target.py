@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from actions import domain
-from actions.run_folder import run_name
+from actions.run_folder import run_name, said_of
 from sailor.checkpoint.files import Folder, copy_here, place
 from sailor.checkpoint.store import newest, problems_of
 from sailor.config import Config
@@ -57,7 +57,7 @@ def target(config: Config) -> Target:
             raise DataError(
                 f"run {folder.name} has no complete checkpoint", code="E516", where=address,
                 why="one is written every checkpoint.persist_every steps, and at the end",
-                fix=f"python run.py action=status run.name={folder.name}   shows how far it is",
+                fix=f"{said_of(folder, 'status')}   shows how far it is",
             )  # fmt: skip
         named = found.path
     path = _brought_here(named, folder)

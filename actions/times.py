@@ -64,7 +64,7 @@ def known_times(config: Config, spec: ModelSpec, job: Job) -> MeasuredProfile | 
     except BadProfile as error:
         raise DataError(
             "the profile cannot be used", code="E520", why=str(error), where=str(path),
-            fix="action=profile with the model and train.sequence_length of this run",
+            fix="python run.py action=profile   with this run's model and train.sequence_length",
         ) from error  # fmt: skip
 
 

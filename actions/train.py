@@ -10,13 +10,14 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from actions.anchor import Anchor, anchor
 from actions.begin import Beginning, begin
 from actions.console import Console
+from actions.ending import error_of
 from actions.foretold import foretold
 from actions.limits import refuse_when_spent, watch
 from actions.machines import (
@@ -31,6 +32,7 @@ from actions.prospects import answered
 from actions.run_folder import config_digest
 from actions.signals import signals_restored, stop_signals
 from actions.standing_by import with_standbys
+from actions.steering import farewell, goes_on_without_terminal, hear_hang_ups, keys_of
 from actions.trackers import follow, names_of
 from actions.waits import limits, stragglers
 from actions.worth import Worth
@@ -47,7 +49,8 @@ from sailor.cluster.provisioner import NodeRequest, is_anchor
 from sailor.config import Config, Output
 from sailor.errors import Interrupted, SailorError
 from sailor.observe.events import Event, EventLog, read_events
-from sailor.observe.live import open_view
+from sailor.observe.history import replay
+from sailor.observe.live import View, open_view
 from sailor.observe.report import write_report
 from sailor.observe.summary import summarise, write_summary
 from sailor.parallel.boxes import finest_pieces
@@ -78,7 +81,7 @@ class _Ending:
     end: str
     why: str
     exit_code: int
-    refusal: SailorError | None = None  # what a cloud said, where that was the end
+    refusal: SailorError | None = None  # told last, where the end was none that was wished for
 
 
 @dataclass(kw_only=True)
@@ -94,24 +97,29 @@ class _Training:
     def run(self) -> int:
         """From the plan to the report."""
         folder = self.beginning.folder
-        asked = question(self.config, live=self.config.cloud.live is not False)
-        chosen = answered(asked)[0].best
-        self.config = with_standbys(self.config, chosen, asked)
-        self.anchor = anchor(self.config, chosen)
+        with self.console.waiting("searching for plans"):
+            asked = question(self.config, live=self.config.cloud.live is not False)
+            chosen = answered(asked)[0].best
+            self.config = with_standbys(self.config, chosen, asked)
+            self.anchor = anchor(self.config, chosen)
         folder.plan.write_bytes(chosen.plan.to_json())
         past = read_events(folder.events) if folder.events.exists() else ()
         with EventLog(folder.events, run=folder.name) as events:
             view = open_view(
-                self._view(), console=self.console, events=events, past=past, folder=folder.path
-            )
-            trackers = follow(
-                self.config, folder.path, command=self.console.command, events=events, past=past
-            )
+                self._view(), console=self.console, events=events, past=past, folder=folder.path,
+                keys=keys_of(folder.path), farewell=farewell(folder.path),
+            )  # fmt: skip
+            hear_hang_ups(view)
+            trackers = None
             try:
+                trackers = follow(
+                    self.config, folder.path, command=self.console.command, events=events, past=past
+                )
                 refuse_when_spent(self.config.budget, past=past, now=events.t)
                 self._announce(events, asked, chosen)
                 with own_network(self.config, run=folder.name) as self.network:
-                    ending = asyncio.run(self._drive(asked, chosen, events, past))
+                    ending = asyncio.run(self._drive(asked, chosen, events, past, view))
+                ending = self._named(ending)
                 events.write(
                     "run_ended", end=ending.end, why=ending.why, exit_code=ending.exit_code
                 )
@@ -126,6 +134,15 @@ class _Training:
         if ending.refusal is not None:
             raise ending.refusal
         return ending.exit_code
+
+    def _named(self, ending: _Ending) -> _Ending:
+        """An end that nobody wished for, with its error (E701, E801)."""
+        if ending.refusal is not None or ending.end not in (End.failed.value, End.diverged.value):
+            return ending
+        history = replay(read_events(self.beginning.folder.events))
+        error = error_of(End(ending.end), why=ending.why, history=history, config=self.config)
+        assert error is not None
+        return replace(ending, refusal=error, exit_code=error.exit_code)
 
     def _announce(self, events: EventLog, asked: Question, chosen: Candidate) -> None:
         config, plan = self.config, chosen.plan
@@ -144,6 +161,7 @@ class _Training:
             config_digest=config_digest(config),
             command=self.console.command,
             sources=self.beginning.sources,
+            budget_usd=config.budget.total_usd,
         )
         told = foretold(plan, chosen.estimate, asked, priced=True)
         if self.anchor is not None:
@@ -194,8 +212,9 @@ class _Training:
         return "quiet" if self.config.output is Output.json else self.config.ui.mode.value
 
     async def _drive(
-        self, asked: Question, chosen: Candidate, events: EventLog, past: tuple[Event, ...]
-    ) -> _Ending:
+        self, asked: Question, chosen: Candidate, events: EventLog, past: tuple[Event, ...],
+        view: View,
+    ) -> _Ending:  # fmt: skip
         """Controller, machines and faults, until the run has ended and all is released."""
         config, folder = self.config, self.beginning.folder
         requests = first_requests(config, chosen)
@@ -235,6 +254,7 @@ class _Training:
         with stop_signals(
             ask=lambda why: controller.ask_stop(End.interrupted, why),
             now=running.cancel,  # it still releases every machine; once it has ended, nothing
+            unwatched=lambda: goes_on_without_terminal(view),
         ) as codes:
             async with self._beside(controller, machines, recruiter, events, past):
                 try:

@@ -99,6 +99,12 @@ _SUGGEST = {
     "kubernetes": {Cause.credentials: "kubectl config use-context NAME"},
     "slurm": {Cause.credentials: "a Host in ~/.slurm/config, then: sky check slurm"},
 }
+# What goes on working; told in errors, not in the one-line fixes of action=check.
+_WITHOUT = {
+    Cause.credentials: "\npython run.py action=plan cloud={cloud}   needs no account, nor does "
+    "action=simulate",
+    Cause.quota: "\npython run.py action=plan cloud={cloud}   plans within the quotas there are",
+}
 _QUOTA_METRIC = re.compile(
     r"Quota '(?P<metric>[\w./-]+)' exceeded\.\s+Limit: (?P<limit>[\d.]+)"
     r"(?: in region (?P<region>[\w-]+))?"
@@ -123,7 +129,7 @@ def judge(facts: Mapping[str, Any], *, cloud: str, machine: str, zone: str) -> L
         code=answer.code,
         why=_said(found),
         where=f"{cloud}, {zone}",
-        fix=fix_for(cause, cloud=cloud),
+        fix=fix_for(cause, cloud=cloud) + _WITHOUT.get(cause, "").format(cloud=cloud),
     )
     return LaunchRefused(error, retry_s=answer.retry_s, lasting=answer.lasting)
 

@@ -229,7 +229,7 @@ def read_trace(path: Path | str, *, zone: str = "", machine_type: str = "spot") 
             code="E506",
             why=str(why),
             where=str(path.absolute()),
-            fix="docs/traces.md shows the formats that can be read",
+            fix="cloud.trace.paths=[]   draws one; docs/traces.md shows the formats",
         ) from error
 
 

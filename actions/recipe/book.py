@@ -226,5 +226,6 @@ def _refuse_unknown(recipe: Recipe) -> None:
 def _unusable(path: Path, why: str, *, fix: str = "") -> ConfigError:
     return ConfigError(
         f"the recipe {path.stem} cannot be used", code="E109", why=why, where=str(path),
-        fix=fix or "docs/how-to/recipes.md shows how one is written",
+        fix=fix or "python run.py action=recipe.list   lists those there are; "
+        "docs/how-to/recipes.md shows how one is written",
     )  # fmt: skip

@@ -34,6 +34,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TOUCH_BYTES = 64 << 20  # faulted in one go; between goes another thread may run
 
 
+_LARGER = "mount -o remount,size=4G /dev/shm   (docker run --shm-size=4g)"
+
+
 class OutOfSnapshotMemory(SailorError):
     """The node's share of memory for snapshots does not hold what the layout needs."""
 
@@ -102,7 +105,7 @@ class Arena:
                 code="E609",
                 why=f"{gib(total)} of {gib(self.budget_bytes)} for snapshots are in use",
                 where=str(self.directory),
-                fix="raise checkpoint.memory, or let the layout give this node fewer layers",
+                fix=_LARGER,
             )
 
     def _create(self, size: int) -> Path:
@@ -119,7 +122,7 @@ class Arena:
                 code="E609",
                 why=str(error),
                 where=str(self.directory),
-                fix="make /dev/shm larger or lower checkpoint.memory",
+                fix=_LARGER,
             ) from error
         finally:
             os.close(descriptor)

@@ -50,7 +50,9 @@ class CorruptSnapshot(SailorError):
     """State in memory or on disk is not what was written: it is refused, another copy is needed."""
 
     def __init__(self, what: str, *, where: str) -> None:
-        super().__init__(what, code="E604", where=where)
+        super().__init__(
+            what, code="E604", where=where, fix="nothing to do: it is not used, another copy is"
+        )
 
 
 class SegmentState(IntEnum):

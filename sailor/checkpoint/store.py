@@ -45,7 +45,8 @@ class CheckpointFailed(SailorError):
     """A durable checkpoint could not be written or completed; earlier ones are intact."""
 
     def __init__(self, what: str, *, where: str, why: str = "") -> None:
-        super().__init__(what, code="E601", why=why, where=where)
+        fix = "checkpoint.keep=1   keeps fewer   or   checkpoint.directory=/ANOTHER/DISK"
+        super().__init__(what, code="E601", why=why, where=where, fix=fix)
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):

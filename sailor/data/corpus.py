@@ -6,6 +6,7 @@ document is a file, a part of a large one, or a row of a file of rows (documents
 
 from __future__ import annotations
 
+import difflib
 import sysconfig
 import zlib
 from collections import Counter
@@ -245,11 +246,25 @@ def _store_at(address: str) -> tuple[Any, str]:
 
 
 def _nothing_at(path: str, why: str) -> DataError:
+    near = _near(path)
+    if near:
+        why += f"; beside it there {'are' if len(near) > 1 else 'is'} {', '.join(near)}"
     return DataError(
         f"nothing to train on at {path}", code="E501", where="data.path", why=why,
-        fix="point data.path at a text file or a folder of text files, or leave it out to "
-        "train on the Python standard library",
+        fix=(f"data.path={near[0]}\n" if near else "")
+        + "data.path=PATH of a text file or a folder of them"
+        "\ndata=stdlib   trains on the sources of Python's own library",
     )  # fmt: skip
+
+
+def _near(path: str) -> list[str]:
+    """What is called much the same in the same folder of this computer."""
+    wanted = Path(path).expanduser()
+    if "://" in path or wanted.exists() or not wanted.parent.is_dir():
+        return []
+    names = [entry.name for entry in wanted.parent.iterdir() if not entry.name.startswith(".")]
+    found = difflib.get_close_matches(wanted.name, sorted(names), n=3)
+    return [str(wanted.parent / name) for name in found]
 
 
 def _posix(files: list[Path]) -> tuple[PurePosixPath, ...]:

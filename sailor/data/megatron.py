@@ -136,7 +136,7 @@ def export_megatron(manifest: Manifest, *, end_of_text: int, base: Path) -> tupl
         except OSError as error:
             raise DataError(
                 "tokens cannot be written", code="E518", where=f"{name}.bin", why=str(error),
-                fix="make room, or data.megatron=/another/disk/NAME",
+                fix="data.megatron=/ANOTHER/DISK/NAME   or   make room",
             ) from error  # fmt: skip
     return names
 

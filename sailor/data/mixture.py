@@ -66,7 +66,7 @@ def mix(ingredients: Mapping[str, Ingredient], *, directory: Path) -> Manifest:
         except OSError as error:
             raise DataError(
                 "the mixture cannot be written", code="E518", where=str(target), why=str(error),
-                fix="make room and start again   or   data.cache=/another/disk",
+                fix="data.cache=/ANOTHER/DISK   or   make room and start again",
             ) from error  # fmt: skip
     return msgspec.structs.replace(manifest, path=str(target))
 

@@ -80,8 +80,7 @@ def prepare(
         except OSError as error:
             raise DataError(
                 "tokens cannot be written", code="E518", where=str(partial), why=str(error),
-                fix="make room and start again: pieces that are whole are kept; or "
-                "data.cache=/another/disk",
+                fix="data.cache=/ANOTHER/DISK   or   make room: whole pieces are kept",
             ) from error  # fmt: skip
         _complete(partial, manifest)
         os.replace(partial, target)
@@ -187,7 +186,7 @@ def _manifest(source: Source, fingerprint: str, pieces: Sequence[_Piece]) -> Man
         raise DataError(
             "the text is too little to hold any of it out", code="E504", where=source.name,
             why=f"it has {count} documents, which are all alike or fewer than two{left_out}",
-            fix="point data.path at more text, and data.field at where JSON lines have it",
+            fix="data.path=MORE_TEXT   or   data.field=FIELD of JSON lines that has it",
         )  # fmt: skip
     if skipped:
         log.warning("%s: left out %s", source.name, words(skipped))

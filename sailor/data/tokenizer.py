@@ -147,7 +147,7 @@ def unreadable(path: Path, why: str) -> DataError:
     """E507 for a file that is no tokenizer."""
     return DataError(
         f"{path} is no tokenizer", code="E507", where=str(path), why=why,
-        fix="tokenizer=PATH of a tokenizer.json, a SentencePiece .model, or a folder with one",
+        fix="tokenizer=PATH   of a tokenizer.json, a SentencePiece .model, or a folder with one",
     )  # fmt: skip
 
 

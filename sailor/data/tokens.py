@@ -82,7 +82,7 @@ def load_manifest(path: Path) -> Manifest:
     except (OSError, ValueError, TypeError) as error:  # msgspec's errors are ValueErrors
         raise DataError(
             "tokens are missing or damaged", code="E503", where=str(path), why=str(error),
-            fix="delete the folder and prepare the data again",
+            fix=f"rm -r {path}   and the same command makes them again",
         ) from error  # fmt: skip
     return msgspec.structs.replace(manifest, path=str(path))
 
@@ -96,7 +96,7 @@ def verify(manifest: Manifest) -> None:
             raise DataError(
                 f"{shard.file} is not what was written", code="E503", where=str(file),
                 why=f"xxh3 {found}, expected {shard.xxh3}",
-                fix="delete the folder and prepare the data again",
+                fix=f"rm -r {manifest.path}   and the same command makes them again",
             )  # fmt: skip
 
 
@@ -124,7 +124,8 @@ class TokenStream:
             raise DataError(
                 f"not one sequence of {sequence_length} tokens", code="E504", where=manifest.path,
                 why=f"the stream has {sum(map(len, tokens))} tokens",
-                fix="point data.path at more text or shorten train.sequence_length",
+                fix=f"train.sequence_length={_shorter(sequence_length, tokens)}   or   "
+                "data.path=MORE_TEXT",
             )  # fmt: skip
         self.sources, self.blend = _blend(manifest, shards, counts)
 
@@ -144,6 +145,12 @@ def _windows(tokens: npt.NDArray[np.integer], length: int) -> npt.NDArray[np.int
     if len(tokens) <= length:
         return np.empty((0, length + 1), dtype=tokens.dtype)
     return np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[::length]
+
+
+def _shorter(sequence_length: int, shards: Sequence[npt.NDArray[np.integer]]) -> int:
+    """The longest power of two that one of the files has a sequence of."""
+    most = max((len(shard) - 1 for shard in shards), default=1)
+    return 1 << max(0, min(most, sequence_length).bit_length() - 1)
 
 
 def check_streams(manifest: Manifest, *, sequence_length: int) -> None:

@@ -62,7 +62,7 @@ def write_dcp(folder: Path, *, spec: ModelSpec, read: ReadTensor) -> None:
             raise error from failure  # what reading a tensor raised, or a mistake of ours
         raise DataError(
             f"cannot write {folder}", code="E515", where=str(folder), why=str(error),
-            fix="make room, or name another place: export.directory=FOLDER",
+            fix="export.directory=/ANOTHER/DISK/FOLDER   or   make room",
         ) from failure  # fmt: skip
 
 

@@ -75,6 +75,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "node_released": ("node", "proof"),
     "standby": ("node", "state", "why"),  # appointed, warm, cold, promoted
     "move_asked": ("node", "why"),
+    "save_asked": ("why",),
+    "replan_asked": ("why",),
     "held_up": ("why",),
     "lines_probed": ("nodes", "pairs"),
     "move_refused": ("node", "why"),
@@ -268,7 +270,7 @@ def read_events(path: Path | str) -> tuple[Event, ...]:
     further up, with a warning. Raises FileNotFoundError."""
     events = []
     for number, line in enumerate(_lines(Path(path)), start=1):
-        event = _parse(line)
+        event = parse_event(line)
         if event is not None:
             events.append(event)
         elif line.endswith(b"\n"):
@@ -288,7 +290,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         yield from file
 
 
-def _parse(line: bytes) -> Event | None:
+def parse_event(line: bytes) -> Event | None:
     """The event on a line, or None when the line is not a whole one."""
     try:
         document = msgspec.json.decode(line, type=dict[str, Any])
@@ -311,7 +313,7 @@ def _mend(path: Path) -> Event | None:
         lines = _tail(file, size, wanted=lambda tail: b"\n" in tail)
         torn = lines[-1] if lines and not lines[-1].endswith(b"\n") else b""
         if torn:
-            whole = _parse(torn) is not None
+            whole = parse_event(torn) is not None
             log.warning("%s: its last line was torn: %s", path, "completed" if whole else "cut off")
             if whole:
                 file.seek(size)
@@ -320,8 +322,8 @@ def _mend(path: Path) -> Event | None:
                 size -= len(torn)
                 file.truncate(size)
             file.flush()
-        lines = _tail(file, size, wanted=lambda tail: any(map(_parse, tail.splitlines())))
-        return next((event for line in reversed(lines) if (event := _parse(line))), None)
+        lines = _tail(file, size, wanted=lambda tail: any(map(parse_event, tail.splitlines())))
+        return next((event for line in reversed(lines) if (event := parse_event(line))), None)
 
 
 def _tail(file: BinaryIO, size: int, *, wanted: Callable[[bytes], bool]) -> list[bytes]:

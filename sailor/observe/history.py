@@ -149,7 +149,11 @@ class RunHistory:
         self.adopted_at = -1.0  # by the newest controller that found the run alive
         self.adoptions = 0  # controllers that found it so
         self.parked = False
+        self.parked_at = 0.0
         self.stop_asked: Event | None = None
+        self.save_asked = False
+        self.saved_as_asked = False  # the newest durable step is what was asked for
+        self.changing: Event | None = None  # the change of layout that is under way
         self.ledger = Ledger()
         self.standbys = Standbys()
         self.accounts = Accounts()
@@ -193,12 +197,22 @@ class RunHistory:
                 self.anchored.step = event.get("step")
             case "committed":
                 self.committed = max(self.committed, event.get("step", 0))
+            case "save_asked":
+                newest = self.durable[-1].step if self.durable else -1
+                self.save_asked = newest < max(self.kept, default=0)
             case "persisted":
+                self.saved_as_asked, self.save_asked = self.save_asked, False
                 self._persisted(event)
+            case "transition_started":
+                self.changing = event
+            case "transition_dropped":
+                self.changing = None
             case "persist_failed":
                 self.persist_failures.append(event)
             case "parked":
                 self.parked = True
+                self.parked_at = event.t
+                self.changing = None
                 self.world.append((event.t, 0))
             case "unparked":
                 self.parked = False
@@ -309,6 +323,7 @@ class RunHistory:
             self._drop(event.generation)
         self.committed = step
         self.parked = False
+        self.changing = None
         self.generations.append(
             Generation(
                 t=event.t,

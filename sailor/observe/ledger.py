@@ -26,6 +26,8 @@ class NodeLife:
     fenced: bool = False
     released_at: float | None = None
     proof: str = ""
+    news: str = ""  # the last that was heard of it, in a few words
+    news_at: float = 0.0
 
     @property
     def gone_at(self) -> float | None:
@@ -68,9 +70,15 @@ class Ledger:
 
     def apply(self, event: Event) -> None:
         """Take the next event of the log; those not about machines are ignored."""
-        node = event.get("node")
-        if not isinstance(node, str):
+        node = event.get("node") or str(event.get("worker", "")).partition("/")[0]
+        if not isinstance(node, str) or not node:
             return
+        self._apply(event, node)
+        if (news := _news(event)) and node in self._by_name:
+            life = self._by_name[node]
+            life.news, life.news_at = news, event.t
+
+    def _apply(self, event: Event, node: str) -> None:
         match event.kind:
             case "node_requested":
                 self._requested(event, node)
@@ -150,3 +158,31 @@ class Ledger:
         self.lives.append(life)
         self._by_name[node] = life
         return life
+
+
+def _news(event: Event) -> str:
+    """A machine's row says in a few words what happened to it last."""
+    match event.kind:
+        case "node_requested":
+            return "asked for"
+        case "node_started":
+            return "it boots"
+        case "node_refused":
+            return f"refused: {event.get('why', '')}"
+        case "node_joined":
+            return "joined"
+        case "worker_up":
+            return "worker started again"
+        case "worker_lost":
+            return f"worker lost: {event.get('cause', '')}"
+        case "notice":
+            return f"notice of {event.get('seconds', 0):g} s"
+        case "node_lost" | "fenced":
+            return str(event.get("cause") or event.get("reason") or "lost")
+        case "move_asked":
+            return f"to be moved: {event.get('why', '')}"
+        case "standby":
+            return f"standby, {event.get('state', '')}"
+        case "node_released":
+            return "released" if event.get("released", True) else "not proven gone"
+    return ""

@@ -6,23 +6,25 @@ view is the same run. What it says is in ``words``.
 
 from __future__ import annotations
 
+import sys
+import termios
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from sailor.observe import words
 from sailor.observe.events import Event, EventLog
 from sailor.observe.history import RunHistory, replay
+from sailor.observe.keys import Key, Keys
 from sailor.observe.metrics import Metrics, measure
-from sailor.units import count, duration
+from sailor.observe.panel import clock, panel
 
 LINE_EVERY_S = 5.0
 _LINE_EVERY_SHARE = 0.1
@@ -40,6 +42,15 @@ class View(Protocol):
         """Say how it ended. Harmless when closed already."""
         ...
 
+    def detach(self) -> None:
+        """Show no more, though the run goes on."""
+        ...
+
+    @property
+    def detached(self) -> bool:
+        """Whether whoever looked has gone away: closing the terminal ends nothing then."""
+        ...
+
 
 def open_view(
     mode: str,
@@ -48,33 +59,61 @@ def open_view(
     events: EventLog,
     past: Iterable[Event] = (),
     folder: Path | str | None = None,
+    keys: Mapping[str, Key] | None = None,
+    farewell: Sequence[str] = (),
 ) -> View:
-    """Show a run from now on. ``mode``: auto, live, plain, json or quiet.
+    """Show the run of this process from now on. ``past`` is what the log held before this start.
 
-    auto is live on a terminal that can redraw, else plain. ``past`` is what the log held before
-    this start. ``folder`` is the run folder, for the line that says where the report is.
+    The rest is as for ``view_of``.
     """
-    history = replay(past)
+    view = view_of(
+        mode, console=console, history=replay(past), now=lambda: events.t, folder=folder, keys=keys,
+        farewell=farewell,
+    )  # fmt: skip
+    if mode != "quiet":
+        events.subscribe(view.see)
+    return view
+
+
+def view_of(
+    mode: str,
+    *,
+    console: Console,
+    history: RunHistory,
+    now: Callable[[], float],
+    folder: Path | str | None = None,
+    keys: Mapping[str, Key] | None = None,
+    farewell: Sequence[str] = (),
+) -> View:
+    """A view that is to be told of events. ``mode``: auto, live, plain, json or quiet.
+
+    auto is live on a terminal that can redraw, else plain. ``folder`` is the run folder, for the
+    line that says where the report is. ``history`` is of what happened before; the view keeps it up
+    to date. ``keys`` and ``farewell`` are LiveView's.
+    """
     if mode == "auto":
         mode = "live" if console.is_terminal and not console.is_dumb_terminal else "plain"
-    view: View
     match mode:
         case "live":
-            view = LiveView(console, history, folder=folder, now=lambda: events.t)
+            return LiveView(
+                console, history, folder=folder, now=now, keys=keys, farewell=farewell,
+            )  # fmt: skip
         case "plain":
-            view = PlainView(console, history, folder=folder)
+            return PlainView(console, history, folder=folder)
         case "json":
-            view = JsonView(console)
+            return JsonView(console)
         case "quiet":
             return QuietView()
-        case _:
-            raise ValueError(f"no view is called {mode}")
-    events.subscribe(view.see)
-    return view
+    raise ValueError(f"no view is called {mode}")
 
 
 class QuietView:
     """Shows nothing: for output=json, where another document goes to standard output."""
+
+    detached = False  # whoever reads it is a program, or nobody
+
+    def detach(self) -> None:
+        """Nothing to take away."""
 
     def see(self, event: Event) -> None:
         """Nothing."""
@@ -85,6 +124,11 @@ class QuietView:
 
 class JsonView:
     """Every event as one line of JSON, as it stands in the log."""
+
+    detached = False  # whoever reads it is a program, or nobody
+
+    def detach(self) -> None:
+        """Nothing to take away."""
 
     def __init__(self, console: Console) -> None:
         self._out = console.file
@@ -126,13 +170,18 @@ class PlainView:
     For pipes, logs and screen readers: no colour, no redrawing.
     """
 
+    detached = False  # whoever reads it is a program, or nobody
+
+    def detach(self) -> None:
+        """Nothing to take away."""
+
     def __init__(
         self, console: Console, history: RunHistory, *, folder: Path | str | None = None
     ) -> None:
         self._console = console
         self._history = history
         self._folder = folder
-        self._began = history.now
+        self._began = history.starts[-1].t if history.starts else history.now
         self._told_at = -LINE_EVERY_S  # time and step of the last line on progress
         self._told_step = 0
         self._pace = Pace(history)
@@ -152,7 +201,7 @@ class PlainView:
         elif event.kind == "step":
             self._step(event)
         elif told := words.tell(event, self._history):
-            self._print(f" {_clock(event.t - self._began)}  {told}")
+            self._print(f" {clock(event.t - self._began)}  {told}")
             if event.kind == "generation_started":
                 self._pace.restart()
 
@@ -175,7 +224,7 @@ class PlainView:
         if due and point.step != self._told_step:
             self._told_at, self._told_step = event.t, point.step
             text = words.progress(self._history, tokens_per_second=self._pace.take())
-            self._print(f" {_clock(event.t - self._began)}  {text}")
+            self._print(f" {clock(event.t - self._began)}  {text}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -185,7 +234,9 @@ class LiveView:
     """Notable events scroll by; below them a panel with progress, figures and machines is redrawn.
 
     ``now`` gives the log's time, so that clocks on the panel move between events. Drawn by a
-    thread of its own, which only reads.
+    thread of its own, which only reads. With ``keys`` the terminal's keys do what they say; with
+    ``farewell``, lines on how to go on, d closes the view and nothing more is printed until the
+    run's end. So does sending the process to the background.
     """
 
     def __init__(
@@ -195,23 +246,38 @@ class LiveView:
         *,
         now: Callable[[], float],
         folder: Path | str | None = None,
+        keys: Mapping[str, Key] | None = None,
+        farewell: Sequence[str] = (),
     ) -> None:
         self._console = console
         self._history = history
         self._now = now
         self._folder = folder
-        self._began = history.now
+        self._farewell = farewell
+        self._began = history.starts[-1].t if history.starts else history.now
         self._pace = Pace(history)
         self._pace_at = 0.0
         self._tokens_per_second = 0.0
         self._figures: Metrics | None = None
         self._figures_due = 0.0
         self._lock = threading.Lock()
+        self._closed = False
+        self.detached = False
+        self._offered: tuple[str, ...] = ()
+        self._keys: Keys | None = None
         self._live = Live(
             console=console, get_renderable=self._render, refresh_per_second=4, transient=True
         )
+        if keys is not None and sys.stdin.isatty():
+            if farewell:
+                keys = {"d": Key(label="[d]etach", press=self.detach), **keys}
+            self._offered = tuple(key.label for key in keys.values())
+            self._keys = Keys(sys.stdin.fileno(), keys, away=self.detach)
+            try:
+                self._keys.start()
+            except termios.error:
+                self._keys, self._offered = None, ()
         self._live.start()
-        self._closed = False
 
     def see(self, event: Event) -> None:
         """Take it in, and let notable ones scroll by above the panel."""
@@ -225,22 +291,42 @@ class LiveView:
             elif event.kind == "plan_chosen" and words.is_news(self._history):
                 lines = [words.plan_line(event)]
             elif line := words.tell(event, self._history):
-                lines = [f" {_clock(event.t - self._began)}  {line}"]
+                lines = [f" {clock(event.t - self._began)}  {line}"]
             if event.kind == "step" and event.t - self._pace_at >= 1.0:
                 self._pace_at = event.t
                 self._tokens_per_second = self._pace.take()
+        if self.detached:
+            return
         for text in lines:
             mark = text.strip().partition("  ")[2][:1]
             self._console.print(Text(text, style=_MARKS.get(mark, "default")), soft_wrap=True)
+
+    def detach(self) -> None:
+        """Take the panel and the keys away and say how to get them back. Any thread may call it."""
+        if self.detached or self._closed:
+            return
+        self.detached = True
+        self._take_away()
+        self._say(self._farewell)
 
     def close(self) -> None:
         """Take the panel away and print how it ended."""
         if self._closed:
             return
         self._closed = True
+        if not self.detached:
+            self._take_away()
+        self._say(words.result(self._history, folder=self._folder))
+
+    def _take_away(self) -> None:
+        if self._keys is not None:
+            self._keys.stop()
         self._live.stop()
-        for line in words.result(self._history, folder=self._folder):
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _say(self, lines: Iterable[str]) -> None:
+        with suppress(OSError):  # the terminal may have been closed: the run is the same without
+            for line in filter(None, lines):
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> RenderableType:
         with self._lock:
@@ -256,70 +342,7 @@ class LiveView:
                 now=now,
                 began=self._began,
                 tokens_per_second=self._tokens_per_second,
+                width=self._console.width,
+                height=self._console.height,
+                keys=self._offered,
             )
-
-
-def panel(
-    history: RunHistory, figures: Metrics, *, now: float, began: float, tokens_per_second: float
-) -> RenderableType:
-    """The picture of a run at one moment: progress, figures, machines."""
-    total = int(history.start("total_steps", 0))
-    point = history.last_step
-    step = point.step if point else 0
-    head = Table.grid(padding=(0, 2), expand=True)
-    head.add_column(ratio=1)
-    head.add_column(justify="right", no_wrap=True)
-    left = figures.good_s / step * (total - step) if step else None
-    ends = f"about {duration(left)} left" if left else _doing(history)
-    head.add_row(
-        ProgressBar(total=max(total, 1), completed=step), f"step {step:,} of {total:,}   {ends}"
-    )
-    facts = Table.grid(padding=(0, 3))
-    loss = "-" if point is None or point.loss is None else f"{point.loss:.3f}"
-    held_out = "-" if figures.eval_last is None else f"{figures.eval_last:.3f}"
-    saved = f"step {figures.durable_step}" if history.durable else "not yet"
-    facts.add_row(
-        f"loss {loss}",
-        f"held-out {held_out}",
-        f"{count(tokens_per_second)} tok/s",
-        f"goodput {figures.goodput:.0%}",
-        f"saved {saved}",
-        f"${figures.cost_usd:.2f}" if figures.cost_usd else "",
-        _clock(now - began),
-    )
-    return Group(head, facts, _machines(history, now=now))
-
-
-def _machines(history: RunHistory, *, now: float) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("node", "machine", "zone", "state", "up", "role"):
-        table.add_column(name)
-    roles: dict[str, list[str]] = {}
-    if history.generations and not history.parked:
-        for rank in history.generations[-1].ranks:
-            node = str(rank.get("worker", "")).partition("/")[0]
-            roles.setdefault(node, []).append(
-                f"r{rank.get('replica')} s{rank.get('stage')} t{rank.get('tensor_rank')}"
-            )
-    for life in history.ledger.lives:
-        if life.gone_at is not None and now - life.gone_at > 15.0:
-            continue  # it had its moment on the screen
-        state = life.state()
-        colour = {"up": "green", "leaving": "yellow", "lost": "red"}.get(state, "dim")
-        up = "" if life.joined_at is None else duration((life.gone_at or now) - life.joined_at)
-        role = ", ".join(roles.get(life.node, [])) if life.gone_at is None else ""
-        table.add_row(life.node, life.machine_type, life.zone, Text(state, style=colour), up, role)
-    return table
-
-
-def _doing(history: RunHistory) -> str:
-    if history.parked:
-        return "waiting for machines"
-    return "starting" if history.status == "running" else history.status
-
-
-def _clock(seconds: float) -> str:
-    """'01:23', or '2:01:23' from an hour on."""
-    whole = max(0, int(seconds))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"

@@ -70,6 +70,12 @@ def tell(event: Event, history: RunHistory) -> str | None:
             return f". {event['node']} stands by, cold ({event.get('why')})"
         case "move_asked":
             return f". {event['node']} is to be moved ({event.get('why')})"
+        case "save_asked":
+            return f". the next snapshot is to be made durable ({event.get('why')})"
+        case "persisted" if history.saved_as_asked:
+            return f". step {event['step']} is durable"
+        case "replan_asked":
+            return f". planning again ({event.get('why')})"
         case "move_refused":
             return f". {event['node']} stays where it is ({event.get('why')})"
         case "held_up":
@@ -155,10 +161,13 @@ def nodes(history: RunHistory) -> str:
     return f"{0 if history.parked else min(training, here)}/{here}"
 
 
-def result(history: RunHistory, *, folder: Path | str | None = None) -> list[str]:
-    """The last lines of a start: how it ended, what was kept, where to look."""
+def result(
+    history: RunHistory, *, folder: Path | str | None = None, killed: bool = False
+) -> list[str]:
+    """The last lines of a start: how it ended, what was kept, where to look. ``killed``: its
+    process is gone though the log does not say so."""
     figures = measure(history)
-    lines = [_ended(history, figures), _kept(figures)]
+    lines = [_ended(history, figures, killed=killed), _kept(figures)]
     lives = history.ledger.lives
     if left := history.ledger.unproven():
         names = ", ".join(life.node for life in left)
@@ -170,11 +179,11 @@ def result(history: RunHistory, *, folder: Path | str | None = None) -> list[str
     return lines
 
 
-def _ended(history: RunHistory, figures: Metrics) -> str:
+def _ended(history: RunHistory, figures: Metrics, *, killed: bool) -> str:
     total = history.start("total_steps", 0)
     word = {
         "done": "done", "interrupted": "stopped", "limit": "stopped", "diverged": "diverged",
-        "failed": "failed", "running": "running",
+        "failed": "failed", "running": "killed" if killed else "running",
     }.get(history.status, history.status)  # fmt: skip
     parts = [f"{word:<8} {figures.steps:,} of {total:,} steps"]
     if history.ends and history.status not in ("done", "running") and history.ends[-1].get("why"):

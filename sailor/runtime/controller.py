@@ -47,8 +47,9 @@ from sailor.runtime.key_store import KeyStore
 from sailor.runtime.lifecycle import advance
 from sailor.runtime.lookout import Lookout, ProbeAll, Wish
 from sailor.runtime.probe import Answer, ask, reach_seconds
-from sailor.runtime.requests import take
+from sailor.runtime.requests import Migrate, Replan, Request, Save, Stop, take
 from sailor.runtime.roster import Roster
+from sailor.runtime.saving import HEARD_S, Saving
 from sailor.runtime.standby import Rehearsals
 from sailor.runtime.straggler import Rules
 from sailor.runtime.transport import Link, LinkClosed, address_of, listen
@@ -155,6 +156,7 @@ class Controller:
             train=settings.run.train,
             wanted=settings.limits.standbys > 0 and settings.rehearse,
         )
+        self._saving = Saving()
         self._outcome: s.Finish | None = None
         self._journal_path = settings.directory / "journal.json"
         self._journal = read_journal(self._journal_path)
@@ -347,9 +349,37 @@ class Controller:
             ):
                 self._lose(node, cause, silent_s)
             for request in take(self.settings.directory):
-                self._events.write("move_asked", node=request.node, why=request.why)
-                self._put(s.MoveAsked(at=now, node=request.node, why=request.why))
+                self._asked(request, now=now)
+            await self._tell_to_save(now=now)
             self._queue.put_nowait(s.Tick(at=now))
+
+    def _asked(self, request: Request, *, now: float) -> None:
+        """What a person wants of the run while it goes on."""
+        match request:
+            case Migrate(node=node, why=why):
+                self._events.write("move_asked", node=node, why=why)
+                self._put(s.MoveAsked(at=now, node=node, why=why))
+            case Save(why=why):
+                self._events.write("save_asked", why=why)
+                seconds = median(self._chronicle.step_seconds or [HEARD_S])
+                self._saving.ask(step=self._run.step, step_seconds=seconds)
+            case Replan(why=why):
+                self._events.write("replan_asked", why=why)
+                self._put(s.ReplanAsked(at=now, why=why))
+            case Stop(why=why):
+                self.ask_stop(s.End.interrupted, why)
+
+    async def _tell_to_save(self, *, now: float) -> None:
+        run = self._run
+        if not run.training or run.active is None:
+            return
+        first = self._saving.due(
+            at=now, generation=run.active_generation, durable_step=self._durable.newest_step
+        )
+        if first is not None:
+            await self._tell(
+                run.active.nodes, m.Save(generation=run.active_generation, first=first)
+            )
 
     async def _watch_notices(self) -> None:
         async for news in self._provisioner.notices():

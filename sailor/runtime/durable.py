@@ -43,6 +43,11 @@ class Durable:
         self._completing = asyncio.Lock()
         self.spoiled: set[str] = set()
 
+    @property
+    def newest_step(self) -> int:
+        """Of the newest complete checkpoint that is known; -1 for none."""
+        return self._newest.step if self._newest is not None else -1
+
     async def look(self, *, below: int | None = None) -> None:
         """Ask what there is. ``below``: only earlier steps count; what came later led nowhere.
 

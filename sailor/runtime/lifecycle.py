@@ -55,6 +55,7 @@ from sailor.runtime.state import (
     Planned,
     Rejoined,
     Release,
+    ReplanAsked,
     Restorable,
     Returned,
     Run,
@@ -121,6 +122,8 @@ def _after(run: Run, event: Event) -> Outcome:
             return refused(run, event)
         case StopAsked():
             return stop(run, event.at, Stop(end=event.end, why=event.why), boundary=True)
+        case ReplanAsked():
+            return want_plan(run, event.at, cause=f"asked to plan again: {event.why}")
         case Tick():
             return _tick(run, event.at)
     return run, []

@@ -357,6 +357,12 @@ class Halt(Message, frozen=True, kw_only=True):
     persist: bool = False
 
 
+class Save(Message, frozen=True, kw_only=True):
+    """Make the first snapshot of step ``first`` or later durable, once."""
+
+    first: int
+
+
 class Switch(Message, frozen=True, kw_only=True):
     """Take the boxes of the prepared generation at ``step``: per worker, from these sources."""
 
@@ -420,7 +426,7 @@ ToController = (
     | Recorded | Warmed | Probed | CopiedOut
 )  # fmt: skip
 ToAgent = (
-    Welcome | Refused | Beat | Prepare | Warm | Probe | Halt | Switch | Go | Drop | Shutdown
+    Welcome | Refused | Beat | Prepare | Warm | Probe | Halt | Save | Switch | Go | Drop | Shutdown
     | StoreValues | CopyOut | Retain
 )  # fmt: skip
 

@@ -31,7 +31,28 @@ class Migrate(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask", tag="m
     why: str
 
 
-def ask(run_folder: Path, request: Migrate) -> Path:
+class Save(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask", tag="save"):
+    """Make the next snapshot durable."""
+
+    why: str
+
+
+class Replan(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask", tag="replan"):
+    """Plan again with the machines that are there."""
+
+    why: str
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask", tag="stop"):
+    """Finish the step, save, end: what Ctrl-C does."""
+
+    why: str
+
+
+Request = Migrate | Save | Replan | Stop
+
+
+def ask(run_folder: Path, request: Request) -> Path:
     """Leave a request for the controller of a run. Returns its file, which is gone once read."""
     folder = run_folder / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -44,7 +65,7 @@ def ask(run_folder: Path, request: Migrate) -> Path:
     return path
 
 
-def take(run_folder: Path) -> list[Migrate]:
+def take(run_folder: Path) -> list[Request]:
     """The requests that are there, oldest first; their files are removed, used or not."""
     folder = run_folder / FOLDER
     try:
@@ -63,7 +84,7 @@ def take(run_folder: Path) -> list[Migrate]:
     return found
 
 
-def _read(path: Path) -> Migrate | None:
+def _read(path: Path) -> Request | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -73,7 +94,7 @@ def _read(path: Path) -> Migrate | None:
         if not (stat.S_ISREG(state.st_mode) and _is_ours(state)):
             return None
         try:
-            return msgspec.json.decode(file.read(_MOST_BYTES), type=Migrate)
+            return msgspec.json.decode(file.read(_MOST_BYTES), type=Request)
         except msgspec.MsgspecError:
             return None
 

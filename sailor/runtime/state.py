@@ -380,6 +380,13 @@ class StopAsked(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReplanAsked(Event):
+    """Plan again with the machines that are there: the operator."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Tick(Event):
     """Time passes; deadlines fire."""
 

@@ -76,6 +76,7 @@ class Part:
     done: set[WorkerId] = field(default_factory=set)
     stood: dict[WorkerId, Stood] = field(default_factory=dict)
     halt: m.Halt | None = None  # not answered yet
+    save: int | None = None  # the first snapshot from that step on is to be durable
     sealing: int = 0  # snapshots written but not verified yet
     snapshots: dict[int, dict[WorkerId, m.SnapshotId]] = field(default_factory=dict)  # by step
     copy_out: m.CopyOut | None = None  # asked for, and no snapshot there yet that will do
@@ -148,6 +149,8 @@ class Tenure:
                 self._beside(self._probe(message))
             case m.Halt():
                 await self._halt(message)
+            case m.Save():
+                self._save(message)
             case m.Switch():
                 self._beside(self._switch(message))
             case m.Go():
@@ -352,6 +355,11 @@ class Tenure:
         part.stood.clear()
         for worker in seated:
             await self._send(worker, halt)
+
+    def _save(self, save: m.Save) -> None:
+        part = self._parts.get(save.generation)
+        if part is not None and part.save is None:
+            part.save = save.first
 
     def _seated(self, part: Part | None) -> list[WorkerId]:
         """Living workers that sit in the part's generation."""
@@ -562,10 +570,12 @@ class Tenure:
         for step in sorted(part.snapshots)[:-_REMEMBERED_STEPS]:
             del part.snapshots[step]
         self._start_copying_out(part)
-        if self._durable(snapshot.step) and at_step.keys() >= set(part.workers):
+        asked = part.save is not None and snapshot.step >= part.save
+        if (asked or self._durable(snapshot.step)) and at_step.keys() >= set(part.workers):
             assert self._run is not None
-            last = snapshot.step == self._run.train.total_steps
-            await self._custody.persist(part.layout, generation, snapshot.step, at_step, must=last)
+            part.save = None if asked else part.save
+            must = asked or snapshot.step == self._run.train.total_steps
+            await self._custody.persist(part.layout, generation, snapshot.step, at_step, must=must)
 
     def _digests(self, snapshot: m.SnapshotId, boxes: Sequence[Box]) -> tuple[int, ...]:
         """What the boxes were sealed with, at steps where owners are compared."""

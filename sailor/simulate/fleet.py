@@ -241,5 +241,5 @@ def rent(
 def _refuse(why: str, source: str) -> None:
     raise DataError(
         "the capacity changes cannot be walked", code="E508", why=why, where=source,
-        fix="sort them by time; docs/traces.md shows the formats",
+        fix="cloud.trace.paths=[]   draws one; docs/traces.md shows the formats: sorted by time",
     )  # fmt: skip

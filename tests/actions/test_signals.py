@@ -57,6 +57,21 @@ def test_a_terminal_that_closes_twice_still_saves():
     assert ended == []
 
 
+def test_a_run_that_nobody_watches_goes_on_without_its_terminal():
+    """Detached with d: closing the terminal is no wish to stop, Ctrl-C still is one."""
+    asked: list[str] = []
+
+    async def close_and_stop() -> None:
+        with stop_signals(ask=asked.append, now=lambda: None, unwatched=lambda: True):
+            for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGINT):
+                os.kill(os.getpid(), number)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+
+    asyncio.run(close_and_stop())
+    assert asked == ["SIGINT received"]
+
+
 def test_while_the_report_is_written_signals_are_ignored_and_then_as_before():
     """One in that moment once ended a run that was saved with the code of one that was not."""
     before = signal.getsignal(signal.SIGTERM)

@@ -11,6 +11,7 @@ import pytest
 from actions import report, status
 from actions.console import Console
 from actions.run_folder import RunFolder, open_run
+from provision.machines import Machine, MachineRecord
 from sailor.config import Output
 from sailor.errors import ConfigError
 from tests.helpers.compose import a_config
@@ -53,6 +54,38 @@ def test_a_run_that_goes_on_shows_its_progress_and_its_process(said):
         (row,) = document_of(status, said)
     assert row["state"].startswith("running (pid ")
     assert row["steps"] == 3
+
+
+def test_what_goes_on_and_what_it_costs_is_told_with_how_to_stop_it(said):
+    story = Story().start().nodes("node-1", "node-2", price_per_hour=2.5).generation(1, "node-1")
+    story.say("node_lost", node="node-2", cause="preempted", silent_s=0.0)
+    story.say("node_released", node="node-2", proof="gone")
+    a_run(said, story)
+    with open_run(a_config(*said), command=""):
+        (row,) = document_of(status, said)
+        lines = list(status.advice([row]))
+    assert row["usd_per_hour"] == 2.5
+    assert row["left_over"] == []
+    assert lines[0] == "1 goes on, $2.50 an hour"
+    assert f"kill -INT {row['pid']}" in lines[2]
+
+
+def test_what_a_killed_run_may_have_left_is_told_with_how_to_end_it(said, tmp_path):
+    folder = a_run(said, Story().start().nodes("node-1", "node-2", price_per_hour=2.5))
+    MachineRecord(folder.path / "machines.jsonl").wish(Machine(node="node-3", mark="it/node-3"))
+    (row,) = document_of(status, said)
+    assert row["left_over"] == ["node-1", "node-2", "node-3"]
+    assert row["usd_per_hour"] == 5.0
+    first, second = status.advice([row])
+    assert first == "it may have left node-1, node-2, node-3"
+    assert f"action=down run=it runs_dir={tmp_path / 'runs'}" in second
+
+
+def test_a_run_that_released_everything_has_nothing_left(said):
+    a_run(said, demo())
+    (row,) = document_of(status, said)
+    assert (row["left_over"], row["usd_per_hour"]) == ([], 0)
+    assert list(status.advice([row])) == []
 
 
 def test_all_runs_are_listed_when_none_is_named(said):

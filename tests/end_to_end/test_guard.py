@@ -29,6 +29,7 @@ def test_by_default_the_run_ends_with_6_and_its_last_good_step_is_saved(place: P
     script = [{"kind": "nan_step", "at": 12, "target": "last"}]
     ended = place.train(*FOUR, script=script, name=name)
     assert ended.code == 6, ended.told()
+    assert ended.err.startswith("error[E701] training diverged at step "), ended.err
     assert refusals(ended) == ["stop"]
     (refused,) = of_kind(ended.events, "step_refused")
     last = check.kept(ended.events).steps

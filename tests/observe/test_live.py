@@ -212,7 +212,7 @@ def test_the_panel_shows_progress_figures_and_machines() -> None:
         panel(history, figures, now=17.0, began=0.0, tokens_per_second=7600.0)
     )
     text = out.getvalue()
-    assert "step 9 of 20   about 11.0 s left" in text
+    assert "step 9 of 20   45.0%   ETA 15.9 s (P90 34.0 s)" in text
     assert "loss 5.100" in text
     assert "7.6 k tok/s" in text
     assert "00:17" in text
@@ -220,6 +220,50 @@ def test_the_panel_shows_progress_figures_and_machines() -> None:
     assert "lost" in rows["node-3"]
     assert "r0 s0 t0" in rows["node-1"]
     assert "up" in rows["node-5"]
+    assert "joined, 1 s ago" in rows["node-5"]
+    assert "connection lost" in rows["node-3"]
+    assert "durable: " in text
+    assert "MFU n/a" in text
+    assert "badput  redone 14.1% | capacity 11.8%" in text
+
+
+def shown(story: Story, *, width: int, height: int, now: float) -> list[str]:
+    """The lines of a panel on a terminal of that size."""
+    history = replay(story.events)
+    out = io.StringIO()
+    Console(file=out, width=width, height=height).print(
+        panel(
+            history, measure(history, now=now), now=now, began=0.0, tokens_per_second=7600.0,
+            width=width, height=height, keys=("[d]etach", "[s]ave now", "[r]eplan", "[q]uit"),
+        )
+    )  # fmt: skip
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60)])
+def test_the_panel_fits_on_a_small_and_on_a_large_terminal(width: int, height: int) -> None:
+    names = [f"node-{number}" for number in range(1, 41)]
+    story = Story().start(budget_usd=300.0, flops_per_token=1e6)
+    story.nodes(*names, price_per_hour=2.5).generation(1, *names).steps(1, 12, generation=1)
+    story.say("persisted", step=10, bytes=9, seconds=0.1, path="x")
+    story.say("notice", node="node-39", seconds=30.0, source="the cloud")
+    lines = shown(story, width=width, height=height, now=story.t + 28.0)
+    assert len(lines) < height
+    assert max(len(line.rstrip()) for line in lines) <= width
+    text = "\n".join(lines)
+    for fact in ("of $300.00", "a billion tokens", "durable: step 10 (28 s ago)", "notice of 30 s",
+                 "(2.50/h)", "[s]ave now"):  # fmt: skip
+        assert fact in text
+    assert ("more" in text) is (height == 24)
+
+
+def test_a_wish_to_save_is_shown_until_it_is_granted() -> None:
+    story = Story().start().nodes("node-1").generation(1, "node-1").steps(1, 5, generation=1)
+    story.say("save_asked", why="key s")
+    assert any("saving" in line for line in shown(story, width=100, height=40, now=story.t))
+    story.say("persisted", step=6, bytes=9, seconds=0.1, path="x")
+    assert tell(story.events[-1], replay(story.events)) == ". step 6 is durable"
+    assert not any("saving" in line for line in shown(story, width=100, height=40, now=story.t))
 
 
 def test_the_panel_of_a_run_that_has_not_begun() -> None:

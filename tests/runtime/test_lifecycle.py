@@ -574,3 +574,20 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_step():
     (halt,) = of_kind(commands, s.SendHalt)
     assert halt.persist
     assert run.stop.end is s.End.diverged
+
+
+def test_who_asks_for_another_plan_gets_one_while_training_goes_on():
+    run, commands = drive(a_training_run("n0", "n1"), s.ReplanAsked(at=20, why="key r"))
+    (replan,) = of_kind(commands, s.Replan)
+    assert [member.node for member in replan.members] == ["n0", "n1"]
+    assert run.training
+    run, commands = drive(run, s.Planned(at=21, generation=2, layout=run.active))
+    assert run.phase is s.Phase.training  # the present layout is the best: nothing changes
+    assert run.active_generation == 1
+
+
+def test_a_wish_for_another_plan_during_a_change_waits_for_its_end():
+    run, _ = drive(a_training_run("n0", "n1"), s.Lost(at=20, node="n1", cause="gone"))
+    run, commands = drive(run, s.ReplanAsked(at=20.1, why="key r"))
+    assert run.phase is s.Phase.transition
+    assert not of_kind(commands, s.Replan)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from sailor.runtime.requests import FOLDER, Migrate, ask, take
+from sailor.runtime.requests import FOLDER, Migrate, Replan, Save, Stop, ask, take
 
 WISH = Migrate(node="node-2", why="maintenance")
 
@@ -15,6 +15,12 @@ def test_a_request_is_read_once(tmp_path):
     assert take(tmp_path) == [WISH]
     assert not path.exists()
     assert take(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", [Save, Replan, Stop])
+def test_each_wish_arrives_as_what_it_was(tmp_path, kind):
+    ask(tmp_path, kind(why="key"))
+    assert take(tmp_path) == [kind(why="key")]
 
 
 def test_a_run_without_requests_has_none(tmp_path):

@@ -80,7 +80,7 @@ def write_folder(
     except OSError as error:
         raise DataError(
             f"cannot write {folder}", code="E515", where=str(folder), why=str(error),
-            fix="make room, or name another place: export.directory=FOLDER",
+            fix="export.directory=/ANOTHER/DISK/FOLDER   or   make room",
         ) from error  # fmt: skip
     finally:
         with contextlib.suppress(OSError):

@@ -1,0 +1,1 @@
+"""Actions for when something is wrong with Sailor itself."""
