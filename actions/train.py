@@ -27,6 +27,7 @@ from actions.machines import (
 from actions.planning import Question, question
 from actions.prospects import answered
 from actions.run_folder import config_digest
+from actions.run_page import beside
 from actions.signals import signals_restored, stop_signals
 from actions.standing_by import with_standbys
 from actions.trackers import follow, names_of
@@ -104,11 +105,12 @@ class _Training:
             try:
                 refuse_when_spent(self.config.budget, past=past, now=events.t)
                 self._announce(events, asked, chosen)
-                with own_network(self.config, run=folder.name) as self.network:
-                    ending = asyncio.run(self._drive(asked, chosen, events, past))
-                events.write(
-                    "run_ended", end=ending.end, why=ending.why, exit_code=ending.exit_code
-                )
+                with beside(self.config, self.console, folder=folder.path):
+                    with own_network(self.config, run=folder.name) as self.network:
+                        ending = asyncio.run(self._drive(asked, chosen, events, past))
+                    events.write(
+                        "run_ended", end=ending.end, why=ending.why, exit_code=ending.exit_code
+                    )
                 summary = summarise(read_events(folder.events))
                 write_summary(folder.summary, summary)
                 write_report(folder.path)

@@ -564,6 +564,11 @@ class UiConfig:
 
     mode: UiMode = UiMode.auto
     """auto is live on a terminal and plain elsewhere."""
+    web: bool = False
+    """Show the run as a page in the browser as well, for this computer only; its address is
+    printed."""
+    port: int = 0
+    """The page's port; 0 takes a free one."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -267,7 +267,7 @@ def read_events(path: Path | str) -> tuple[Event, ...]:
     further up, with a warning. Raises FileNotFoundError."""
     events = []
     for number, line in enumerate(_lines(Path(path)), start=1):
-        event = _parse(line)
+        event = parse(line)
         if event is not None:
             events.append(event)
         elif line.endswith(b"\n"):
@@ -287,8 +287,8 @@ def _lines(path: Path) -> Iterator[bytes]:
         yield from file
 
 
-def _parse(line: bytes) -> Event | None:
-    """The event on a line, or None when the line is not a whole one."""
+def parse(line: bytes) -> Event | None:
+    """The event on one line of a log, or None when the line is not a whole one."""
     try:
         document = msgspec.json.decode(line, type=dict[str, Any])
         own = {name: document.pop(name) for name in _OWN}
@@ -310,7 +310,7 @@ def _mend(path: Path) -> Event | None:
         lines = _tail(file, size, wanted=lambda tail: b"\n" in tail)
         torn = lines[-1] if lines and not lines[-1].endswith(b"\n") else b""
         if torn:
-            whole = _parse(torn) is not None
+            whole = parse(torn) is not None
             log.warning("%s: its last line was torn: %s", path, "completed" if whole else "cut off")
             if whole:
                 file.seek(size)
@@ -319,8 +319,8 @@ def _mend(path: Path) -> Event | None:
                 size -= len(torn)
                 file.truncate(size)
             file.flush()
-        lines = _tail(file, size, wanted=lambda tail: any(map(_parse, tail.splitlines())))
-        return next((event for line in reversed(lines) if (event := _parse(line))), None)
+        lines = _tail(file, size, wanted=lambda tail: any(map(parse, tail.splitlines())))
+        return next((event for line in reversed(lines) if (event := parse(line))), None)
 
 
 def _tail(file: BinaryIO, size: int, *, wanted: Callable[[bytes], bool]) -> list[bytes]:
@@ -335,6 +335,11 @@ def _tail(file: BinaryIO, size: int, *, wanted: Callable[[bytes], bool]) -> list
         if wanted(tail) or span >= size:
             return tail.splitlines(keepends=True)
         span *= 4
+
+
+def unix(event: Event) -> float:
+    """Seconds since 1970 at which an event was written, by its writer's clock."""
+    return _unix(event.time)
 
 
 def _unix(moment: str) -> float:
