@@ -61,7 +61,7 @@ class RunPage:
         self._feed = feed
         self._server = _Server(("127.0.0.1", port), feed=feed, token=self.token, slow_s=slow_s)
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.5},
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1},
             name="sailor-web", daemon=True,
         )  # fmt: skip
         self._thread.start()
@@ -164,8 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         """Every wait for the client has an end."""
-        self.timeout = self.server.slow_s
         super().setup()
+        self.connection.settimeout(self.server.slow_s)
 
     def do_GET(self) -> None:
         """The page, its two files, or the stream."""
