@@ -32,6 +32,7 @@ from actions.signals import signals_restored, stop_signals
 from actions.standing_by import with_standbys
 from actions.trackers import follow, names_of
 from actions.waits import limits, stragglers
+from actions.whence import changed, versions
 from actions.worth import Worth
 from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
@@ -137,6 +138,12 @@ class _Training:
             flops_per_token=asked.spec.flops_per_token(
                 sequence_length=config.train.sequence_length
             ),
+            budget_usd=config.budget.total_usd,
+            deadline_s=None
+            if config.budget.deadline is None
+            else parse_seconds(config.budget.deadline),
+            changed=changed(config),
+            versions=versions(),
             config_digest=config_digest(config),
             command=self.console.command,
             sources=self.beginning.sources,

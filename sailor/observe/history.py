@@ -16,6 +16,8 @@ from sailor.observe.goodput import Accounts
 from sailor.observe.ledger import Ledger
 from sailor.observe.standbys import Standbys
 
+_MOST_INCOMPLETE = 64  # steps of which not all snapshots are copied, remembered at a time
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPoint:
@@ -97,13 +99,29 @@ class Durable:
 
 @dataclass(kw_only=True, slots=True)
 class Snapshots:
-    """In-memory snapshots so far."""
+    """In-memory snapshots so far. ``safe``: (t, step), whenever the snapshots of all workers of a
+    step were in another machine's memory as well."""
 
     count: int = 0
     bytes: int = 0
     copies: int = 0
     copied_bytes: int = 0
     stall_by_step: dict[tuple[int, int], float] = field(default_factory=dict)
+    safe: list[tuple[float, int]] = field(default_factory=list)
+    _workers: dict[tuple[int, int], int] = field(default_factory=dict)  # of a step, so far
+
+    def copied(self, event: Event, *, world_size: int) -> None:
+        """Count the workers that are copied, and note the moment when all are."""
+        key = (event.generation, int(event.get("step", -1)))
+        workers = self._workers.pop(key, 0) + event.get("workers", 0)
+        self.copies += event.get("workers", 0)
+        self.copied_bytes += event.get("bytes", 0)
+        if 0 < world_size <= workers:
+            self.safe.append((event.t, key[1]))
+        else:
+            self._workers[key] = workers
+            while len(self._workers) > _MOST_INCOMPLETE:
+                del self._workers[next(iter(self._workers))]
 
     @property
     def stall_s(self) -> float:
@@ -177,8 +195,8 @@ class RunHistory:
             case "snapshot":
                 self._snapshot(event)
             case "snapshot_copied":
-                self.snapshots.copies += event.get("workers", 0)
-                self.snapshots.copied_bytes += event.get("bytes", 0)
+                size = self.generations[-1].world_size if self.generations else 0
+                self.snapshots.copied(event, world_size=size)
             case "committed":
                 self.committed = max(self.committed, event.get("step", 0))
             case "persisted":

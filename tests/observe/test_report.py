@@ -11,7 +11,7 @@ from sailor.clock import HandClock
 from sailor.observe.events import EventLog
 from sailor.observe.history import replay
 from sailor.observe.metrics import measure
-from sailor.observe.pictures import running_time
+from sailor.observe.picture import running_time
 from sailor.observe.report import paragraph, render, report_document, write_report
 from tests.observe.run_story import BATCH, SEQUENCE, Story, demo
 
@@ -100,14 +100,14 @@ def test_whatever_a_name_holds_it_stays_text() -> None:
 
 def test_a_long_run_still_makes_a_small_page() -> None:
     page = render(long_run().events)
-    assert len(page.encode()) < 300_000
+    assert len(page.encode()) < 400_000
     assert "The first 100 of 500; report.json has all." in Page(page).text
 
 
 def test_every_chart_has_a_label_and_comes_in_two_widths() -> None:
     page = Page(render(demo().events))
     labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
-    assert len(labels) == 10
+    assert len(labels) == 18
     assert all(labels)
     widths = {value for tag, name, value in page.attributes if (tag, name) == ("svg", "width")}
     assert widths == {"840", "340"}  # 340 fits a phone of 390 with its margins

@@ -16,7 +16,7 @@ from sailor.observe.events import Event
 from sailor.observe.history import Generation, RunHistory
 from sailor.observe.ledger import NodeLife
 from sailor.observe.metrics import Metrics, kept_steps, measure
-from sailor.observe.pictures import CAUSES
+from sailor.observe.picture import CAUSES
 from sailor.units import count, duration
 
 MOST_LINES = 200  # of what happened
