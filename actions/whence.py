@@ -34,7 +34,7 @@ def changed(config: Config) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Name -> version of what computes: ours, Python, the libraries that are installed."""
-    found = {"sailor": _version("sailor-train") or "not installed"}
+    found = {"sailor": _version("sailor-train") or "from a checkout"}
     if commit := _commit():
         found["commit"] = commit
     found["python"] = platform.python_version()

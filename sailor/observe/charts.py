@@ -239,8 +239,9 @@ def gantt(
     for row in rows:
         if row.group != group:
             group = row.group
-            parts.append(f'<text class="group" x="0" y="{y + 14}">{escape(group)}</text>')
-            y += line_height
+            if group:
+                parts.append(f'<text class="group" x="0" y="{y + 14}">{escape(group)}</text>')
+                y += line_height
         parts.append(f'<text class="tick" x="8" y="{y + 14}">{escape(row.name)}</text>')
         for bar in row.bars:
             wide = max(1.5, round(sx(bar.end) - sx(bar.begin), 1))

@@ -7,7 +7,7 @@ machines cost in ``ledger``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,7 @@ class Generation:
     ranks: tuple[Mapping[str, Any], ...]
     kept_groups: int
     built_groups: int
+    held_twice: bool = False  # every part of the state is on two machines or more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +100,9 @@ class Durable:
 
 @dataclass(kw_only=True, slots=True)
 class Snapshots:
-    """In-memory snapshots so far. ``safe``: (t, step), whenever the snapshots of all workers of a
-    step were in another machine's memory as well."""
+    """In-memory snapshots so far. ``safe``: (t, step), whenever a step became one that no loss of
+    a single machine can set back: its snapshots are in another machine's memory as well, or every
+    part of them is, for replicas on several machines hold the same."""
 
     count: int = 0
     bytes: int = 0
@@ -110,12 +112,10 @@ class Snapshots:
     safe: list[tuple[float, int]] = field(default_factory=list)
     _workers: dict[tuple[int, int], int] = field(default_factory=dict)  # of a step, so far
 
-    def copied(self, event: Event, *, world_size: int) -> None:
-        """Count the workers that are copied, and note the moment when all are."""
+    def count_workers(self, event: Event, *, world_size: int) -> None:
+        """Count those of whom a step is safe, and note the moment when all are."""
         key = (event.generation, int(event.get("step", -1)))
         workers = self._workers.pop(key, 0) + event.get("workers", 0)
-        self.copies += event.get("workers", 0)
-        self.copied_bytes += event.get("bytes", 0)
         if 0 < world_size <= workers:
             self.safe.append((event.t, key[1]))
         else:
@@ -195,8 +195,9 @@ class RunHistory:
             case "snapshot":
                 self._snapshot(event)
             case "snapshot_copied":
-                size = self.generations[-1].world_size if self.generations else 0
-                self.snapshots.copied(event, world_size=size)
+                self._count_safe(event, copied=True)
+                self.snapshots.copies += event.get("workers", 0)
+                self.snapshots.copied_bytes += event.get("bytes", 0)
             case "committed":
                 self.committed = max(self.committed, event.get("step", 0))
             case "persisted":
@@ -326,11 +327,19 @@ class RunHistory:
                 ranks=tuple(event.get("ranks", ())),
                 kept_groups=_count(event.get("kept_groups", 0)),
                 built_groups=_count(event.get("built_groups", 0)),
+                held_twice=_held_twice(event, self.plans),
             )
         )
         self.world.append((event.t, event.get("world_size", 0)))
 
+    def _count_safe(self, event: Event, *, copied: bool) -> None:
+        """Replicas are copies of each other, and are not copied once more."""
+        if self.generations and self.generations[-1].held_twice is not copied:
+            size = self.generations[-1].world_size
+            self.snapshots.count_workers(event, world_size=size)
+
     def _snapshot(self, event: Event) -> None:
+        self._count_safe(event, copied=False)
         self.snapshots.count += event.get("workers", 0)
         self.snapshots.bytes += event.get("bytes", 0)
         key = (event.generation, int(event.get("step", -1)))
@@ -380,3 +389,21 @@ def _pause(event: Event) -> PausePoint:
 def _count(groups: Any) -> int:
     """Groups as a number, whether the event lists them or counts them."""
     return groups if isinstance(groups, int) else len(groups)
+
+
+def _held_twice(event: Event, plans: Sequence[Event]) -> bool:
+    """Whether the layout holds every part of the state on two machines: equal replicas, whole
+    optimizer state in each, on machines of their own."""
+    found = [plan for plan in plans if plan.generation in (0, event.generation)]
+    plan = found[-1].get("plan") if found else None
+    replicas = plan.get("replicas", []) if isinstance(plan, Mapping) else []
+    if not replicas or plan.get("optimizer_sharding"):
+        return False
+    cuts = [[stage.get("layers") for stage in replica.get("stages", ())] for replica in replicas]
+    if any(cut != cuts[0] for cut in cuts):
+        return False
+    machines: dict[tuple[int, int], set[str]] = {}
+    for rank in event.get("ranks", ()):
+        seat = int(rank.get("stage", 0)), int(rank.get("tensor_rank", 0))
+        machines.setdefault(seat, set()).add(str(rank.get("worker", "")).partition("/")[0])
+    return bool(machines) and all(len(holders) > 1 for holders in machines.values())

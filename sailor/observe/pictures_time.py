@@ -80,7 +80,7 @@ def time_by_cause(history: RunHistory, figures: Metrics) -> Picture | None:
 
     def draw(width: int) -> Markup:
         plot = Plot(
-            width=width, height=190, x=(0.0, until), y=(0.0, 1.0), x_label="time",
+            width=width, height=190, x=(0.0, until), y=(0.0, 1.1), x_label="time",
             y_label="share of the time", x_format=clock, y_format=lambda y: f"{y:.0%}",
             x_ticks=time_ticks,
         )  # fmt: skip
@@ -132,7 +132,7 @@ def at_risk(history: RunHistory, figures: Metrics) -> Picture | None:
     lines = [
         (name, style, _lag(marks, saved))
         for name, style, saved in (
-            ("were one machine lost: since the newest copy in another one's memory", "train",
+            ("were one machine lost: since the newest step whose state is on two", "train",
              history.snapshots.safe),
             ("were all lost: since the newest durable checkpoint", "durable",
              [(d.t, d.step) for d in history.durable]),
