@@ -523,7 +523,7 @@ class SimulateConfig:
     machines: int | None = None
     """Machines wished for; null is as many as the plan has."""
     costs: str | None = None
-    """Run folder whose measured pauses are used; null uses published ones (docs/goodput.md)."""
+    """Run folder whose measured pauses are used; null uses published ones (docs/cost-model.md)."""
     futures: int = 2000
     """Possible futures drawn for P50, P90 and chances."""
     hazard_factor: float = 1.0
