@@ -2,7 +2,7 @@
 
 The run's own life cycle, recruiting and planner on a simulated clock, over recorded or drawn spot
 availability; other systems on the same machines; the spot-aware choice with P50, P90 and chances.
-Only wiring and words: docs/cost-model.md has the model.
+Only wiring and words: docs/goodput.md has the model.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def opening(here: Setting, fleet: Fleet, best: Judged) -> list[str]:
         f"{fleet.num_lost} machines lost, "
         + (f"one loss event every {duration(between)}" if fleet.num_lost else "no loss")
         + f"; {fleet.node_seconds / fleet.seconds:.1f} machines usable on average; "
-        f"costs: {here.costs.sources.get('all', 'published figures, docs/cost-model.md')}",
+        f"costs: {here.costs.sources.get('all', 'published figures, docs/goodput.md')}",
     ]
     lines += [f"{zone}: {hazard.describe()}" for (zone, _), hazard in here.hazards().items()]
     lines += [f"note: {note}" for note in here.notes]
