@@ -176,11 +176,11 @@ def _runs_named(commands: Sequence[str]) -> list[str]:
     for command in commands:
         words = command.split()[2:]
         name = next((w.partition("=")[2] for w in words if w.startswith("run.name=")), "")
-        name = name or next(iter(re.findall(r"runs/(\w+)/", command)), "")
+        name = name or next(iter(re.findall(r"\bruns/(\w+)", command)), "")
         name = name or next((w.partition("=")[2] for w in words if "calibrate=" in w), "")
         action = _action(words)
         looks = action in _LOOKING and (name or not _is_named(words))
-        if (looks or "calibrate=" in command) and name not in made:
+        if (looks or "calibrate=" in command or "costs=" in command) and name not in made:
             wanted.append(name)
             made.add(name)
         if action == "train":
