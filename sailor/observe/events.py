@@ -267,7 +267,7 @@ def read_events(path: Path | str) -> tuple[Event, ...]:
     further up, with a warning. Raises FileNotFoundError."""
     events = []
     for number, line in enumerate(_lines(Path(path)), start=1):
-        event = parse(line)
+        event = parse_event(line)
         if event is not None:
             events.append(event)
         elif line.endswith(b"\n"):
@@ -287,8 +287,8 @@ def _lines(path: Path) -> Iterator[bytes]:
         yield from file
 
 
-def parse(line: bytes) -> Event | None:
-    """The event on one line of a log, or None when the line is not a whole one."""
+def parse_event(line: bytes) -> Event | None:
+    """The event on a line, or None when the line is not a whole one."""
     try:
         document = msgspec.json.decode(line, type=dict[str, Any])
         own = {name: document.pop(name) for name in _OWN}
@@ -310,7 +310,7 @@ def _mend(path: Path) -> Event | None:
         lines = _tail(file, size, wanted=lambda tail: b"\n" in tail)
         torn = lines[-1] if lines and not lines[-1].endswith(b"\n") else b""
         if torn:
-            whole = parse(torn) is not None
+            whole = parse_event(torn) is not None
             log.warning("%s: its last line was torn: %s", path, "completed" if whole else "cut off")
             if whole:
                 file.seek(size)
@@ -319,8 +319,8 @@ def _mend(path: Path) -> Event | None:
                 size -= len(torn)
                 file.truncate(size)
             file.flush()
-        lines = _tail(file, size, wanted=lambda tail: any(map(parse, tail.splitlines())))
-        return next((event for line in reversed(lines) if (event := parse(line))), None)
+        lines = _tail(file, size, wanted=lambda tail: any(map(parse_event, tail.splitlines())))
+        return next((event for line in reversed(lines) if (event := parse_event(line))), None)
 
 
 def _tail(file: BinaryIO, size: int, *, wanted: Callable[[bytes], bool]) -> list[bytes]:

@@ -395,8 +395,9 @@ def _held_twice(event: Event, plans: Sequence[Event]) -> bool:
     """Whether the layout holds every part of the state on two machines: equal replicas, whole
     optimizer state in each, on machines of their own."""
     found = [plan for plan in plans if plan.generation in (0, event.generation)]
-    plan = found[-1].get("plan") if found else None
-    replicas = plan.get("replicas", []) if isinstance(plan, Mapping) else []
+    told = found[-1].get("plan") if found else None
+    plan: Mapping[str, Any] = told if isinstance(told, Mapping) else {}
+    replicas = plan.get("replicas", [])
     if not replicas or plan.get("optimizer_sharding"):
         return False
     cuts = [[stage.get("layers") for stage in replica.get("stages", ())] for replica in replicas]

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.25
 _DRAW_EVERY_S = 1.0
 _IDLE_SHARE = 20.0  # of the time it takes to draw, left to others after it
-_BREATH_S = 0.002  # between two pieces of a long log
+_BREATH_S, _BREATH_EVERY = 0.002, 500  # events of a long log between two breaths
 
 
 class Feed:
@@ -39,6 +39,7 @@ class Feed:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._tail = Tail(log_file)
+        self._log_file = log_file
         self._is_alive = is_alive
         self._wall = wall
         self._story = Story()
@@ -112,7 +113,7 @@ class Feed:
                     took_s, drawn_at = time.perf_counter() - began, time.monotonic()
                     stale = False
             except Exception:  # looking at a run must not end it
-                log.exception("the page of %s could not be drawn", self._tail.path)
+                log.exception("the page of %s could not be drawn", self._log_file)
                 drawn_at = time.monotonic()
             with self._news:
                 if self._closing and closing:
@@ -120,15 +121,16 @@ class Feed:
                 self._news.wait_for(lambda: self._closing, _LOOK_EVERY_S)
 
     def _read(self) -> bool:
-        """Take what is new in the log, in pieces; whether there was anything."""
-        found = False
-        while events := self._tail.read():
-            for event in events:
-                self._story.apply(event)
+        """Take what is new in the log, and let others have their turn meanwhile; whether there
+        was anything."""
+        events = self._tail.read()
+        for number, event in enumerate(events, start=1):
+            self._story.apply(event)
+            if number % _BREATH_EVERY == 0:
+                time.sleep(_BREATH_S)
+        if events:
             self._behind_s = unix(events[-1]) - events[-1].t
-            found = True
-            time.sleep(_BREATH_S)
-        return found
+        return bool(events)
 
     def _draw(self) -> None:
         history = self._story.history
