@@ -138,7 +138,6 @@ class _Training:
             flops_per_token=asked.spec.flops_per_token(
                 sequence_length=config.train.sequence_length
             ),
-            budget_usd=config.budget.total_usd,
             deadline_s=None
             if config.budget.deadline is None
             else parse_seconds(config.budget.deadline),
@@ -147,6 +146,7 @@ class _Training:
             config_digest=config_digest(config),
             command=self.console.command,
             sources=self.beginning.sources,
+            budget_usd=config.budget.total_usd,
         )
         events.write("plan_chosen", **foretold(plan, chosen.estimate, asked, priced=True))
 

@@ -2,13 +2,15 @@
 
 The README is the site's first page, CONTRIBUTING and the list of recipes are pages too. An entry of
 ``nav`` that ends in a slash stands for all pages of that folder, and for the page of its name, so
-that a new page of errors or decisions needs no entry of its own.
+that a new page of errors or decisions needs no entry of its own. A page without an entry is put at
+the end of the section that its folder belongs to.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,14 @@ _TITLE = re.compile(r"^# (.+)$", re.M)
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Open the folders of the navigation."""
     docs = Path(config.docs_dir)
-    config.nav = [_opened(entry, docs) for entry in config.nav or []]
+    nav = [_opened(entry, docs) for entry in config.nav or []]
+    named = set(_pages(nav)) | set(OUTSIDE)
+    for page in sorted(docs.rglob("*.md")):
+        name = page.relative_to(docs).as_posix()
+        if name not in named:
+            section = "How to" if name.startswith("how-to/") else "Reference"
+            next(entry[section] for entry in nav if section in entry).append({_title(page): name})
+    config.nav = nav
     return config
 
 
@@ -64,6 +73,15 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
         return f"{match[1]}{posixpath.relpath(name, posixpath.dirname(here) or '.')}{match[3]}"
 
     return _LINK.sub(moved, markdown)
+
+
+def _pages(entry: Any) -> Iterator[str]:
+    """The pages that a navigation names."""
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for each in entry.values() if isinstance(entry, dict) else entry:
+            yield from _pages(each)
 
 
 def _opened(entry: Any, docs: Path) -> Any:

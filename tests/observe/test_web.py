@@ -256,3 +256,9 @@ def test_every_style_the_server_sends_is_in_the_page() -> None:
     css = (Path(server.__file__).parent / "page.css").read_text()
     for part in drawn(demo())["time"]:
         assert f".{part['style']} " in css
+
+
+def test_what_is_left_is_told_with_its_odds() -> None:
+    """Ten seconds of steps, as even as they come; nothing was in their way so far."""
+    story = Told().start().nodes("node-1").generation(1, "node-1").steps(1, 10, generation=1)
+    assert drawn(story)["doing"] == "about 10.0 s left, nine chances in ten 10.0 s"

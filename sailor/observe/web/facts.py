@@ -16,6 +16,7 @@ from sailor.observe.events import Event
 from sailor.observe.history import Generation, RunHistory
 from sailor.observe.ledger import NodeLife
 from sailor.observe.metrics import Metrics, kept_steps, measure
+from sailor.observe.outlook import outlook
 from sailor.observe.picture import CAUSES
 from sailor.units import count, duration
 
@@ -134,7 +135,9 @@ def _doing(
         return "stopping, and saving"
     if not history.trains or not step:
         return "starting"
-    return f"about {duration(figures.good_s / step * (total - step))} of steps left"
+    if (ahead := outlook(history)) is None:
+        return f"{duration(figures.good_s / step * (total - step))} of steps left"
+    return f"about {duration(ahead.p50_s)} left, nine chances in ten {duration(ahead.p90_s)}"
 
 
 def _tiles(history: RunHistory, figures: Metrics, *, now: float) -> list[list[str]]:
