@@ -2,6 +2,7 @@
 
 ``python -m tools.pictures``            all of them, into docs/img/: about three minutes
 ``python -m tools.pictures --into DIR`` elsewhere, for a test
+``... --project DIR --python FILE``     of another copy of the project, in its own environment
 
 The README's command in a terminal of 80 x 24 and of 200 x 60, its page in a browser of 390 and 1280
 pixels while a machine is gone, the report afterwards. Whatever is missing on a screen, sticks out
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +43,14 @@ ON_SCREEN = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--into", type=Path, default=IMAGES)
+    parser.add_argument("--project", type=Path, default=ROOT)
+    parser.add_argument("--python", default=sys.executable)
     options = parser.parse_args()
     missing = [why for why in (terminal.why_not(), browser.why_not()) if why]
     if missing:
         raise SystemExit("\n".join(missing))
     options.into.mkdir(parents=True, exist_ok=True)
-    problems = make(options.into)
+    problems = make(options.into, User(project=options.project, python=options.python))
     for problem in problems:
         print(f"! {problem}")
     for path in sorted(options.into.iterdir()):
@@ -54,13 +58,28 @@ def main() -> None:
     raise SystemExit(1 if problems else 0)
 
 
-def make(into: Path) -> list[str]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class User:
+    """Whose copy of the project it is, and the Python it is installed in."""
+
+    project: Path = ROOT
+    python: str = sys.executable
+
+    def command(self, runs: Path, *words: str) -> list[str]:
+        """The command with these words."""
+        return [self.python, "run.py", f"runs_dir={runs}", "run.name=swift-otter", *words]
+
+
+def make(into: Path, user: User) -> list[str]:
     """Make all pictures; what is wrong with them, in words."""
     with tempfile.TemporaryDirectory(prefix="sailor-pictures-") as folder:
         runs = Path(folder) / "runs"
-        problems = _live(into, runs)
+        problems = _live(into, runs, user)
         (run,) = (path.parent for path in runs.glob("*/report.html"))
-        _command(runs, run.name, "action=eval", "eval.tokens=120")
+        subprocess.run(
+            user.command(runs, "action=eval", "eval.tokens=120"),
+            cwd=user.project, check=True, capture_output=True, timeout=PATIENCE_S,
+        )  # fmt: skip
         problems += _report(into, run)
     return problems + [
         f"{path.name} has {path.stat().st_size:,} bytes"
@@ -69,13 +88,13 @@ def make(into: Path) -> list[str]:
     ]
 
 
-def _live(into: Path, runs: Path) -> list[str]:
+def _live(into: Path, runs: Path, user: User) -> list[str]:
     """A run from its first line to its last, in a terminal and in a browser."""
     problems = []
-    command = [sys.executable, "run.py", f"runs_dir={runs}", "run.name=swift-otter", "ui.web=true"]
     with terminal.a_terminal(
-        command, columns=80, lines=24, folder=ROOT, environment={"TERM": "xterm-256color"}
-    ) as window:
+        user.command(runs, "ui.web=true"), columns=80, lines=24, folder=user.project,
+        environment={"TERM": "xterm-256color"},
+    ) as window:  # fmt: skip
         said = window.until("web      http://", seconds=PATIENCE_S)
         found = re.search(r"web\s+(http://127\.0\.0\.1:\d+/[\w-]+/)", said)
         assert found is not None, said
@@ -151,13 +170,6 @@ def _until(runs: Path, condition: Callable[[list[dict[str, Any]]], bool], *, wha
 
 def _num(log: list[dict[str, Any]], kind: str) -> int:
     return sum(event["kind"] == kind for event in log)
-
-
-def _command(runs: Path, name: str, *words: str) -> None:
-    subprocess.run(
-        [sys.executable, "run.py", f"runs_dir={runs}", f"run.name={name}", *words],
-        cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE_S,
-    )  # fmt: skip
 
 
 if __name__ == "__main__":
