@@ -96,7 +96,8 @@ class _Training:
         self.config = with_standbys(self.config, chosen, asked)
         folder.plan.write_bytes(chosen.plan.to_json())
         past = read_events(folder.events) if folder.events.exists() else ()
-        with EventLog(folder.events, run=folder.name) as events:
+        page = beside(self.config, self.console, folder=folder.path)
+        with EventLog(folder.events, run=folder.name) as events, page:
             view = open_view(
                 self._view(), console=self.console, events=events, past=past, folder=folder.path
             )
@@ -106,12 +107,11 @@ class _Training:
             try:
                 refuse_when_spent(self.config.budget, past=past, now=events.t)
                 self._announce(events, asked, chosen)
-                with beside(self.config, self.console, folder=folder.path):
-                    with own_network(self.config, run=folder.name) as self.network:
-                        ending = asyncio.run(self._drive(asked, chosen, events, past))
-                    events.write(
-                        "run_ended", end=ending.end, why=ending.why, exit_code=ending.exit_code
-                    )
+                with own_network(self.config, run=folder.name) as self.network:
+                    ending = asyncio.run(self._drive(asked, chosen, events, past))
+                events.write(
+                    "run_ended", end=ending.end, why=ending.why, exit_code=ending.exit_code
+                )
                 summary = summarise(read_events(folder.events))
                 write_summary(folder.summary, summary)
                 write_report(folder.path)
