@@ -17,7 +17,7 @@ def marked(block: Block):
     """Which tests a block belongs to."""
     quick = block.is_quick and block.page in FIRST_READ
     marks = [] if quick or block.why_not else [pytest.mark.matrix]
-    return pytest.param(block, id=block.name, marks=[*marks, pytest.mark.timeout(900)])
+    return pytest.param(block, id=block.name, marks=[*marks, pytest.mark.timeout(2400)])
 
 
 BLOCKS = [marked(block) for page in PAGES for block in blocks(page) if block.commands]

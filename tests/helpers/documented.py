@@ -26,9 +26,12 @@ _SHORT = (
     "train.steps=3", "train.sequence_length=32", "train.global_batch_size=4",
     "train.eval_samples=4", "train.eval_every=0",
 )  # fmt: skip
+# A run that a page takes for granted: on one machine, for it is only looked at.
+_MADE = ("faults=none", "cloud.nodes=1", "cloud.memory_per_gpu=1GiB", *_SHORT)
 _QUICK = {"plan", "status", "recipe.list"}
+_LONG = {"train", "prepare", "profile", "recipe", "recipe.header"}
 _LOOKING = {"eval", "export", "report", "check", "down", "web", "migrate"}  # at a run there is
-PATIENCE_S = 280.0
+PATIENCE_S = 600.0  # for a computer under load
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +98,7 @@ class Desk:
     def carry_out(self, block: Block) -> None:
         """All commands of a block, in order. Raises AssertionError with what one of them said."""
         for name in _runs_named(block.commands):
-            self._run(["faults=none", *_SHORT, *([f"run.name={name}"] if name else [])])
+            self._run([*_MADE, *([f"run.name={name}"] if name else [])])
         for command in block.commands:
             words = shlex.split(command)
             assert words[:2] == ["python", "run.py"], f"how is this carried out? {command}"
@@ -103,10 +106,10 @@ class Desk:
             if _action(typed) == "web":
                 self._watch(typed)
                 continue
-            if _action(typed) in ("train", "prepare", "profile", "recipe.header") or "-m" in typed:
+            if _action(typed) in _LONG or "-m" in typed:
                 typed = _shortened(typed)
             elif not _is_named(typed) and _action(typed) in _LOOKING:
-                typed = [*typed, "faults=none", *_SHORT]  # the run that was made for it
+                typed = [*typed, *_MADE]  # the run that was made for it
             self._run(typed, block=block)
 
     def _own(self, word: str) -> str:
