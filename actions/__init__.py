@@ -15,6 +15,7 @@ ACTIONS: dict[str, str] = {
     "eval": "held-out loss, bits per byte and continued texts of a run's checkpoint or a model",
     "export": "write a run's checkpoint as a Hugging Face folder or a torch DCP",
     "check": "what a run here or on a cloud lacks, or (run.name=) whether its checkpoint is whole",
+    "web": "show a run (run.name=), going on or ended, as a page in the browser, until Ctrl-C",
     "report": "draw a run's report again, from its log",
     "status": "what the run folders hold",
     "recipe": "do the steps of recipe=NAME, the default where one is named; again: what is left",

@@ -35,6 +35,7 @@ from sailor.data.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
 from sailor.data.tokens import Manifest, TokenStream, load_manifest
 from sailor.errors import DataError
 from sailor.models.spec import LogicalTensor, ModelSpec
+from sailor.observe.report import write_report
 from sailor.parallel.boxes import cut
 from sailor.training.evaluate import held_out_sequences
 from sailor.training.inference import ReadTensor, WholeModel, continued, mean_loss
@@ -85,6 +86,8 @@ def run(config: Config, console: Console) -> int:
         kept.mkdir(exist_ok=True)
         text = json.dumps(document, indent=1, ensure_ascii=False)
         (kept / f"step-{subject.step:08d}.json").write_text(text + "\n")
+        if (subject.folder / "events.jsonl").exists():
+            write_report(subject.folder)
     _show(document, console)
     console.document(document)
     return 0

@@ -21,6 +21,7 @@ def foretold(plan: Plan, value: Estimate, asked: Question, *, priced: bool) -> d
         "plan": json.loads(plan.to_json())["plan"],
         "describe": plan.describe(),
         "estimate_step_s": value.step_seconds,
+        "estimate_relative_error": value.step_relative_error,
         "estimate_usd_per_hour": value.dollars_per_hour if priced else None,
         "estimate_bytes": _bytes_by_rank(plan, value),
         "peak_flops": _peak_flops(plan, asked),

@@ -142,8 +142,18 @@ async def _listed(address: str) -> None:
 
 
 def check_port(config: Config) -> None:
-    """Raise ConfigError E602 when a fixed runtime.port is taken, naming its holder."""
-    host, port = config.runtime.host, config.runtime.port
+    """Raise ConfigError E602 when a fixed runtime.port or ui.port is taken, naming its holder."""
+    _check_port(config.runtime.host, config.runtime.port, key="runtime.port")
+    if config.ui.web:
+        check_page_port(config)
+
+
+def check_page_port(config: Config) -> None:
+    """Raise ConfigError E602 when the page's fixed port is taken, naming its holder."""
+    _check_port("127.0.0.1", config.ui.port, key="ui.port")
+
+
+def _check_port(host: str, port: int, *, key: str) -> None:
     if port == 0:
         return
     try:
@@ -158,8 +168,8 @@ def check_port(config: Config) -> None:
             f"port {port} of {host} " + ("is in use" if taken else "cannot be used"),
             code="E602",
             why=(_holder(port) if taken else "") or str(error),
-            where=f"runtime.port={port}",
-            fix="runtime.port=0   takes a free one",
+            where=f"{key}={port}",
+            fix=f"{key}=0   takes a free one",
         ) from error
 
 

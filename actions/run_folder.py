@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 from filelock import FileLock, Timeout
 
@@ -171,6 +172,16 @@ def owner_pid(path: Path) -> int | None:
             return None
     except Timeout:
         return _owner(path)
+
+
+def seems_open(path: Path) -> bool:
+    """Whether the process that last opened a run folder is still there.
+
+    For looking often: it takes no lock, which a start of the run could miss; a leftover of a
+    killed process whose number another one has got deceives it.
+    """
+    pid = _owner(path)
+    return pid is not None and psutil.pid_exists(pid)
 
 
 _LOCK = ".lock"

@@ -30,11 +30,13 @@ from actions.machines import (
 from actions.planning import Question, question
 from actions.prospects import answered
 from actions.run_folder import config_digest
+from actions.run_page import beside
 from actions.signals import signals_restored, stop_signals
 from actions.standing_by import with_standbys
 from actions.steering import farewell, goes_on_without_terminal, hear_hang_ups, keys_of
 from actions.trackers import follow, names_of
 from actions.waits import limits, stragglers
+from actions.whence import changed, versions
 from actions.worth import Worth
 from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
@@ -104,7 +106,8 @@ class _Training:
             self.anchor = anchor(self.config, chosen)
         folder.plan.write_bytes(chosen.plan.to_json())
         past = read_events(folder.events) if folder.events.exists() else ()
-        with EventLog(folder.events, run=folder.name) as events:
+        page = beside(self.config, self.console, folder=folder.path)
+        with EventLog(folder.events, run=folder.name) as events, page:
             view = open_view(
                 self._view(), console=self.console, events=events, past=past, folder=folder.path,
                 keys=keys_of(folder.path), farewell=farewell(folder.path),
@@ -158,6 +161,11 @@ class _Training:
             flops_per_token=asked.spec.flops_per_token(
                 sequence_length=config.train.sequence_length
             ),
+            deadline_s=None
+            if config.budget.deadline is None
+            else parse_seconds(config.budget.deadline),
+            changed=changed(config),
+            versions=versions(),
             config_digest=config_digest(config),
             command=self.console.command,
             sources=self.beginning.sources,

@@ -526,7 +526,7 @@ class SimulateConfig:
     machines: int | None = None
     """Machines wished for; null is as many as the plan has."""
     costs: str | None = None
-    """Run folder whose measured pauses are used; null uses published ones (docs/goodput.md)."""
+    """Run folder whose measured pauses are used; null uses published ones (docs/cost-model.md)."""
     futures: int = 2000
     """Possible futures drawn for P50, P90 and chances."""
     hazard_factor: float = 1.0
@@ -567,6 +567,11 @@ class UiConfig:
 
     mode: UiMode = UiMode.auto
     """auto is live on a terminal and plain elsewhere."""
+    web: bool = False
+    """Show the run as a page in the browser as well, for this computer only; its address is
+    printed."""
+    port: int = 0
+    """The page's port; 0 takes a free one."""
 
 
 @dataclass(kw_only=True, slots=True)

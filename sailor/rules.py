@@ -67,7 +67,7 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "planner.tensor_parallel": (1, None), "planner.pipeline_parallel": (1, None),
     "planner.data_parallel": (1, None), "planner.microbatch_size": (1, None),
     "runtime.straggler": (1.1, None),
-    "runtime.port": (0, 65535), "runtime.max_restarts": (1, None),
+    "runtime.port": (0, 65535), "ui.port": (0, 65535), "runtime.max_restarts": (1, None),
     "checkpoint.snapshot_every": (0, None), "checkpoint.compare_every": (0, None),
     "checkpoint.persist_every": (0, None), "checkpoint.keep": (1, None),
     "checkpoint.keep_every": (0, None),

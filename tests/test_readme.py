@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.helpers.compose import ROOT
+from tools import browser, terminal
 
 README = (ROOT / "README.md").read_text()
 RUN = "pip install -e . && python run.py"
@@ -37,10 +38,11 @@ def test_ci_checks_what_contributors_check():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2700)
 @pytest.mark.skipif("SAILOR_README" not in os.environ, reason="installs: set SAILOR_README=1")
 def test_the_first_command_works_from_nothing(tmp_path):
-    """A copy of the project, a new environment, the README's line: it trains and says so."""
+    """A copy of the project, a new environment, the README's line: it trains and says so. Then the
+    same in terminals of two sizes, with its page and its report in a browser, looked at."""
     project = tmp_path / "project"
     files = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -59,3 +61,11 @@ def test_the_first_command_works_from_nothing(tmp_path):
     document = json.loads(summary.read_text())
     assert document["status"] == "done"
     assert document["eval_loss"] < document["eval_loss_first"] - 0.5
+    if browser.why_not() or terminal.why_not():
+        return  # the rest of the walk is looked at
+    walked = subprocess.run(
+        [sys.executable, "-m", "tools.pictures", "--into", tmp_path / "img", "--project", project,
+         "--python", tmp_path / "venv" / "bin" / "python"],
+        cwd=ROOT, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert walked.returncode == 0, walked.stdout + walked.stderr

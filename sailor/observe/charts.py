@@ -17,6 +17,15 @@ Point = tuple[float, float]
 _TOP, _BOTTOM, _RIGHT = 14, 34, 12
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One layer of a stack: a value for each stretch of the x axis."""
+
+    name: str
+    style: str
+    values: Sequence[float]
+
+
 class Plot:
     """A chart with two axes. Add bands first, then lines, then marks; ``svg`` ends it."""
 
@@ -91,6 +100,44 @@ class Plot:
         path = "".join(f"L{self._sx(x)},{self._sy(y)}" for x, y in thin)
         first, last = self._sx(thin[0][0]), self._sx(thin[-1][0])
         self._parts.append(f'<path class="{style}" d="M{first},{base}{path}L{last},{base}Z"/>')
+
+    def level(self, y: float, *, style: str, title: str) -> None:
+        """A line across the chart at one value; nothing when it lies outside."""
+        if self._y[0] <= y <= self._y[1]:
+            at = self._sy(y)
+            self._parts.append(
+                f'<line class="{style}" x1="{self._left}" x2="{self._width - _RIGHT}" y1="{at}" '
+                f'y2="{at}"><title>{escape(title)}</title></line>'
+            )
+
+    def level_band(self, low: float, high: float, *, style: str, title: str) -> None:
+        """Shade what lies between two values, as far as it is on the chart."""
+        top, base = self._sy(min(high, self._y[1])), self._sy(max(low, self._y[0]))
+        if base > top:
+            self._parts.append(
+                f'<rect class="{style}" x="{self._left}" y="{top}" '
+                f'width="{self._width - _RIGHT - self._left}" height="{round(base - top, 1)}">'
+                f"<title>{escape(title)}</title></rect>"
+            )
+
+    def stack(self, edges: Sequence[float], layers: Sequence[Layer]) -> None:
+        """Layers on top of each other, each value holding from one edge to the next."""
+        below = [0.0] * (len(edges) - 1)
+        for layer in layers:
+            above = [low + value for low, value in zip(below, layer.values, strict=True)]
+            there = "".join(
+                f"L{self._sx(edges[i])},{self._sy(y)}H{self._sx(edges[i + 1])}"
+                for i, y in enumerate(above)
+            )
+            back = "".join(
+                f"L{self._sx(edges[i + 1])},{self._sy(below[i])}H{self._sx(edges[i])}"
+                for i in range(len(below) - 1, -1, -1)
+            )
+            self._parts.append(
+                f'<path class="{layer.style}" d="M{there[1:]}{back}Z">'
+                f"<title>{escape(layer.name)}</title></path>"
+            )
+            below = above
 
     def dot(self, x: float, y: float, *, style: str, title: str) -> None:
         """A round mark on a value."""
@@ -192,8 +239,9 @@ def gantt(
     for row in rows:
         if row.group != group:
             group = row.group
-            parts.append(f'<text class="group" x="0" y="{y + 14}">{escape(group)}</text>')
-            y += line_height
+            if group:
+                parts.append(f'<text class="group" x="0" y="{y + 14}">{escape(group)}</text>')
+                y += line_height
         parts.append(f'<text class="tick" x="8" y="{y + 14}">{escape(row.name)}</text>')
         for bar in row.bars:
             wide = max(1.5, round(sx(bar.end) - sx(bar.begin), 1))

@@ -340,5 +340,10 @@ def _tail(file: BinaryIO, size: int, *, wanted: Callable[[bytes], bool]) -> list
         span *= 4
 
 
+def unix(event: Event) -> float:
+    """Seconds since 1970 at which an event was written, by its writer's clock."""
+    return _unix(event.time)
+
+
 def _unix(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()

@@ -7,7 +7,7 @@ machines cost in ``ledger``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from sailor.observe.events import Event
 from sailor.observe.goodput import Accounts
 from sailor.observe.ledger import Ledger
 from sailor.observe.standbys import Standbys
+
+_MOST_INCOMPLETE = 64  # steps of which not all snapshots are copied, remembered at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +59,7 @@ class Generation:
     ranks: tuple[Mapping[str, Any], ...]
     kept_groups: int
     built_groups: int
+    held_twice: bool = False  # every part of the state is on two machines or more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,13 +100,28 @@ class Durable:
 
 @dataclass(kw_only=True, slots=True)
 class Snapshots:
-    """In-memory snapshots so far."""
+    """In-memory snapshots so far. ``safe``: (t, step), whenever a step became one that no loss of
+    a single machine can set back: its snapshots are in another machine's memory as well, or every
+    part of them is, for replicas on several machines hold the same."""
 
     count: int = 0
     bytes: int = 0
     copies: int = 0
     copied_bytes: int = 0
     stall_by_step: dict[tuple[int, int], float] = field(default_factory=dict)
+    safe: list[tuple[float, int]] = field(default_factory=list)
+    _workers: dict[tuple[int, int], int] = field(default_factory=dict)  # of a step, so far
+
+    def count_workers(self, event: Event, *, world_size: int) -> None:
+        """Count those of whom a step is safe, and note the moment when all are."""
+        key = (event.generation, int(event.get("step", -1)))
+        workers = self._workers.pop(key, 0) + event.get("workers", 0)
+        if 0 < world_size <= workers:
+            self.safe.append((event.t, key[1]))
+        else:
+            self._workers[key] = workers
+            while len(self._workers) > _MOST_INCOMPLETE:
+                del self._workers[next(iter(self._workers))]
 
     @property
     def stall_s(self) -> float:
@@ -190,6 +208,7 @@ class RunHistory:
             case "snapshot":
                 self._snapshot(event)
             case "snapshot_copied":
+                self._count_safe(event, copied=True)
                 self.snapshots.copies += event.get("workers", 0)
                 self.snapshots.copied_bytes += event.get("bytes", 0)
             case "anchored":
@@ -335,11 +354,19 @@ class RunHistory:
                 ranks=tuple(event.get("ranks", ())),
                 kept_groups=_count(event.get("kept_groups", 0)),
                 built_groups=_count(event.get("built_groups", 0)),
+                held_twice=_held_twice(event, self.plans),
             )
         )
         self.world.append((event.t, event.get("world_size", 0)))
 
+    def _count_safe(self, event: Event, *, copied: bool) -> None:
+        """Replicas are copies of each other, and are not copied once more."""
+        if self.generations and self.generations[-1].held_twice is not copied:
+            size = self.generations[-1].world_size
+            self.snapshots.count_workers(event, world_size=size)
+
     def _snapshot(self, event: Event) -> None:
+        self._count_safe(event, copied=False)
         self.snapshots.count += event.get("workers", 0)
         self.snapshots.bytes += event.get("bytes", 0)
         key = (event.generation, int(event.get("step", -1)))
@@ -389,3 +416,22 @@ def _pause(event: Event) -> PausePoint:
 def _count(groups: Any) -> int:
     """Groups as a number, whether the event lists them or counts them."""
     return groups if isinstance(groups, int) else len(groups)
+
+
+def _held_twice(event: Event, plans: Sequence[Event]) -> bool:
+    """Whether the layout holds every part of the state on two machines: equal replicas, whole
+    optimizer state in each, on machines of their own."""
+    found = [plan for plan in plans if plan.generation in (0, event.generation)]
+    told = found[-1].get("plan") if found else None
+    plan: Mapping[str, Any] = told if isinstance(told, Mapping) else {}
+    replicas = plan.get("replicas", [])
+    if not replicas or plan.get("optimizer_sharding"):
+        return False
+    cuts = [[stage.get("layers") for stage in replica.get("stages", ())] for replica in replicas]
+    if any(cut != cuts[0] for cut in cuts):
+        return False
+    machines: dict[tuple[int, int], set[str]] = {}
+    for rank in event.get("ranks", ()):
+        seat = int(rank.get("stage", 0)), int(rank.get("tensor_rank", 0))
+        machines.setdefault(seat, set()).add(str(rank.get("worker", "")).partition("/")[0])
+    return bool(machines) and all(len(holders) > 1 for holders in machines.values())

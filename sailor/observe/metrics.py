@@ -241,6 +241,32 @@ def check_plans(history: RunHistory) -> list[PlanCheck]:
     return checks
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedCost:
+    """What the first plan said that the whole run would cost and take, without interruptions."""
+
+    usd: float
+    low_usd: float
+    high_usd: float
+    seconds: float
+
+
+def planned_cost(history: RunHistory) -> PlannedCost | None:
+    """Of the first priced plan; its range is the error bar on its step. None where no plan has a
+    price, or machines cost nothing."""
+    total = int(history.start("total_steps") or 0)
+    for plan in history.plans:
+        step_s, per_hour = plan.get("estimate_step_s"), plan.get("estimate_usd_per_hour")
+        if step_s and per_hour and total:
+            seconds = step_s * total
+            usd = seconds / 3600.0 * per_hour
+            error = min(1.0, plan.get("estimate_relative_error") or 0.0)
+            return PlannedCost(
+                usd=usd, low_usd=usd * (1 - error), high_usd=usd * (1 + error), seconds=seconds
+            )
+    return None
+
+
 def throughput(
     steps: Sequence[StepPoint], *, until: float, num_windows: int
 ) -> list[tuple[float, float]]:

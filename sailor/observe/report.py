@@ -6,7 +6,8 @@ and asks for nothing from anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,15 @@ from sailor.observe.metrics import (
     check_plans,
     kept_steps,
     measure,
+    planned_cost,
     throughput,
 )
-from sailor.observe.pictures import CAUSES, pictures
+from sailor.observe.picture import CAUSES
+from sailor.observe.pictures import pictures
 from sailor.observe.summary import summarise, write_atomically
 from sailor.units import count, duration, gib
+
+log = logging.getLogger(__name__)
 
 HTML, JSON = "report.html", "report.json"
 _MOST_LINES = 100  # of what happened, and of each table; report.json has all
@@ -49,15 +54,28 @@ _templates = jinja2.Environment(
 def write_report(folder: Path | str, *, next_commands: Sequence[str] = ()) -> Path:
     """Draw the report of a run folder from its log and write both files; returns the page's path.
 
+    What ``action=eval`` has left in the folder is shown as well.
+
     Raises FileNotFoundError when the folder has no log, OSError when it cannot be written.
     """
     folder = Path(folder)
     events = read_events(folder / "events.jsonl")
-    write_atomically(
-        folder / JSON, msgspec.json.format(msgspec.json.encode(report_document(events))) + b"\n"
-    )
-    write_atomically(folder / HTML, render(events, next_commands=next_commands).encode())
+    evaluation = newest_evaluation(folder)
+    document = report_document(events) | {"evaluation": evaluation}
+    write_atomically(folder / JSON, msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+    page = render(events, next_commands=next_commands, evaluation=evaluation)
+    write_atomically(folder / HTML, page.encode())
     return folder / HTML
+
+
+def newest_evaluation(folder: Path) -> dict[str, Any] | None:
+    """The document of the latest step that action=eval looked at; None where there is none."""
+    for path in sorted(folder.glob("eval/step-*.json"), reverse=True):
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+            log.warning("%s was left out of the report: %s", path, error)
+    return None
 
 
 def report_document(events: Iterable[Event]) -> dict[str, Any]:
@@ -77,8 +95,13 @@ def report_document(events: Iterable[Event]) -> dict[str, Any]:
     }
 
 
-def render(events: Iterable[Event], *, next_commands: Sequence[str] = ()) -> str:
-    """The page."""
+def render(
+    events: Iterable[Event],
+    *,
+    next_commands: Sequence[str] = (),
+    evaluation: Mapping[str, Any] | None = None,
+) -> str:
+    """The page. ``evaluation`` is a document of action=eval."""
     events = tuple(events)
     history = replay(events)
     figures = measure(history)
@@ -113,7 +136,12 @@ def render(events: Iterable[Event], *, next_commands: Sequence[str] = ()) -> str
             "memory": len(figures.memory),
             "happenings": len(lines),
         },
+        planned=_planned(history, figures),
         facts=_facts(history, figures),
+        evaluation=evaluation,
+        eval_command=f"python run.py action=eval run.name={history.run}",
+        changed=sorted((key, _said(value)) for key, value in history.start("changed", {}).items()),
+        versions=list(history.start("versions", {}).items()),
         command=str(history.start("command", "")),
         next_commands=list(next_commands),
     )  # fmt: skip
@@ -321,6 +349,42 @@ def _machine_row(life: NodeLife, figures: Metrics) -> dict[str, str]:
         "end": life.lost_cause or life.state(),
         "proof": life.proof or "not proven gone",
     }
+
+
+def _planned(history: RunHistory, figures: Metrics) -> list[tuple[str, str, str, str]]:
+    """(what, as planned, as it was, their ratio) of the run's first plan against the whole run."""
+    total = int(history.start("total_steps") or 0)
+    first = next((plan for plan in history.plans if plan.get("estimate_step_s")), None)
+    if first is None or not total or not figures.steps:
+        return []
+    step_s = float(first["estimate_step_s"])
+    width = first.get("estimate_relative_error")
+    range_ = f" ± {width:.0%}" if width else ""
+    rows = [
+        ("a step", step_s, figures.good_s / figures.steps, _seconds),
+        ("all kept steps", step_s * figures.steps, figures.good_s, duration),
+        ("the run, interruptions and all", step_s * figures.steps, figures.wall_s, duration),
+    ]
+    found = [
+        (what, f"{form(plan)}{range_ if i == 0 else ''}", form(was), f"{was / plan:.2f}")
+        for i, (what, plan, was, form) in enumerate(rows)
+    ]
+    if (cost := planned_cost(history)) is not None:
+        usd = cost.usd * figures.steps / total
+        ratio = f"{figures.cost_usd / usd:.2f}"
+        found.append(("money", f"${usd:.2f}", f"${figures.cost_usd:.2f}", ratio))
+    return found
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f} s"
+
+
+def _said(value: Any) -> str:
+    """A value as one would type it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _facts(history: RunHistory, figures: Metrics) -> list[tuple[str, str]]:

@@ -11,8 +11,14 @@ from sailor.clock import HandClock
 from sailor.observe.events import EventLog
 from sailor.observe.history import replay
 from sailor.observe.metrics import measure
-from sailor.observe.pictures import running_time
-from sailor.observe.report import paragraph, render, report_document, write_report
+from sailor.observe.picture import running_time
+from sailor.observe.report import (
+    newest_evaluation,
+    paragraph,
+    render,
+    report_document,
+    write_report,
+)
 from tests.observe.run_story import BATCH, SEQUENCE, Story, demo
 
 VOID = {"meta", "br"}
@@ -100,17 +106,121 @@ def test_whatever_a_name_holds_it_stays_text() -> None:
 
 def test_a_long_run_still_makes_a_small_page() -> None:
     page = render(long_run().events)
-    assert len(page.encode()) < 300_000
+    assert len(page.encode()) < 400_000
     assert "The first 100 of 500; report.json has all." in Page(page).text
 
 
 def test_every_chart_has_a_label_and_comes_in_two_widths() -> None:
     page = Page(render(demo().events))
     labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
-    assert len(labels) == 10
+    assert len(labels) == 18
     assert all(labels)
     widths = {value for tag, name, value in page.attributes if (tag, name) == ("svg", "width")}
     assert widths == {"840", "340"}  # 340 fits a phone of 390 with its margins
+
+
+def test_the_page_can_be_read_aloud() -> None:
+    """A language, one title, sections under it, tables whose heads say what they head."""
+    text = render(demo().events)
+    assert '<html lang="en">' in text
+    levels = [int(level) for level in re.findall(r"<h(\d)", text)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later <= earlier + 1 for earlier, later in zip(levels, levels[1:], strict=False))
+    assert re.findall(r"<th(?![^>]* scope=)[ >]", text) == []
+    for tag in ("header", "main"):
+        assert text.count(f"<{tag}>") == 1
+    for attributes in re.findall(r"<svg([^>]*)>", text):
+        assert 'role="img"' in attributes
+        assert re.search(r'aria-label="[^"]+"', attributes)
+
+
+def a_paid_run(**changes) -> Story:
+    """Two machines at $60 an hour together, planned for two minutes and a half."""
+    story = Story().start(budget_usd=4.0, flops_per_token=5e6, **changes)
+    story.say(
+        "plan_chosen", generation=1, plan={"model": "gpt_tiny"}, describe="pp1 x dp2 x tp1",
+        estimate_step_s=7.5, estimate_usd_per_hour=60.0, estimate_relative_error=0.3,
+        peak_flops=1e9,
+    )  # fmt: skip
+    story.nodes("node-1", "node-2", price_per_hour=30.0)
+    story.generation(1, "node-1", "node-2").steps(1, 20, generation=1, seconds=9.0)
+    return story.end()
+
+
+def test_money_is_drawn_with_its_budget_and_what_the_plan_said() -> None:
+    page = Page(render(a_paid_run().events))
+    assert "of a budget of $4.00; the plan said $2.50, as a range $1.75 to $3.25" in page.text
+    assert ("line", "class", "budget") in page.attributes
+    assert ("rect", "class", "planned") in page.attributes
+    assert "money $2.50 $3.02 1.21" in page.text
+    assert "a step 7.500 s ± 30% 9.000 s 1.20" in page.text
+
+
+def test_where_devices_have_a_peak_their_use_is_drawn() -> None:
+    """128 tokens of 5e6 FLOPs in 9 s on 1e9 FLOP/s."""
+    assert "Model FLOPs utilization of each step, on average 7.1%" in render(a_paid_run().events)
+    assert "Model FLOPs utilization" not in render(demo().events)
+
+
+def test_a_run_that_costs_nothing_has_no_picture_of_money() -> None:
+    story = Story().start().nodes("node-1").generation(1, "node-1").steps(1, 3, generation=1)
+    assert "<h2>Money</h2>" not in render(story.events)
+
+
+def test_what_differs_from_the_default_run_and_the_versions_are_told() -> None:
+    story = Story().start(changed={"train.steps": 7, "budget.total_usd": None}, versions={"x": "1"})
+    text = Page(render(story.events)).text
+    assert "budget.total_usd null train.steps 7" in text
+    assert "Versions x 1" in text
+
+
+def test_what_the_model_writes_is_shown_or_how_to_ask_for_it() -> None:
+    assert "python run.py action=eval run.name=swift-otter" in render(demo().events)
+    found = {
+        "step": 1200, "held_out_loss": 2.5, "bits_per_byte": 3.1, "held_out_tokens": 4096,
+        "samples": [{"prompt": "def ", "text": "def <b>x</b>"}],
+    }  # fmt: skip
+    text = Page(render(demo().events, evaluation=found)).text
+    assert "The checkpoint of step 1,200" in text
+    assert "def <b>x</b>" in text
+    assert "Nobody has asked it yet" not in text
+
+
+def test_the_newest_evaluation_of_a_folder_is_the_one_that_can_be_read(tmp_path: Path) -> None:
+    assert newest_evaluation(tmp_path) is None
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "step-00000010.json").write_text('{"step": 10}')
+    (tmp_path / "eval" / "step-00000020.json").write_text('{"step": 20')
+    assert newest_evaluation(tmp_path) == {"step": 10}
+
+
+PLAN = {"replicas": [{"stages": [{"layers": [0, 4]}]}] * 2, "optimizer_sharding": False}
+
+
+def lag_of(*, plan: dict, copies: bool) -> list[tuple[float, int]]:
+    story = Story().start()
+    story.say(
+        "plan_chosen", generation=1, plan=plan, describe="pp1 x dp2 x tp1", estimate_step_s=1.0,
+        estimate_usd_per_hour=0.0,
+    )  # fmt: skip
+    story.nodes("node-1", "node-2").generation(1, "node-1", "node-2")
+    story.steps(1, 3, generation=1)
+    for workers in (1, 1):
+        story.say("snapshot", generation=1, after=1.0, step=3, workers=workers, bytes=1,
+                  stall_s=0.0, slowest="node-1/0.1")  # fmt: skip
+    if copies:
+        story.say("snapshot_copied", generation=1, after=1.0, step=3, workers=2, bytes=1)
+    return replay(story.events).snapshots.safe
+
+
+def test_a_step_is_safe_once_two_machines_hold_all_of_it() -> None:
+    """By replicas that are copies of each other, as soon as all have taken their snapshots; by
+    copies where the state is spread."""
+    assert [step for _, step in lag_of(plan=PLAN, copies=False)] == [3]
+    spread = PLAN | {"optimizer_sharding": True}
+    assert lag_of(plan=spread, copies=False) == []
+    assert [step for _, step in lag_of(plan=spread, copies=True)] == [3]
 
 
 def luminance(colour: str) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sailor.observe.pictures import CAUSES
+from sailor.observe.picture import CAUSES
 from sailor.observe.summary import summarise, write_atomically, write_summary
 from tests.observe.run_story import BATCH, SEQUENCE, Story, demo
 
