@@ -30,7 +30,17 @@ _SHORT = (
 _MADE = ("faults=none", "cloud.nodes=1", "cloud.memory_per_gpu=1GiB", *_SHORT)
 _QUICK = {"plan", "status", "recipe.list"}
 _LONG = {"train", "prepare", "profile", "recipe", "recipe.header"}
-_LOOKING = {"eval", "export", "report", "check", "down", "web", "migrate"}  # at a run there is
+_LOOKING = {
+    "eval",
+    "export",
+    "report",
+    "check",
+    "down",
+    "web",
+    "migrate",
+    "watch",
+    "debug.bundle",
+}  # at a run there is
 PATIENCE_S = 600.0  # for a computer under load
 
 
@@ -178,7 +188,7 @@ def _runs_named(commands: Sequence[str]) -> list[str]:
     made, wanted = set(), []
     for command in commands:
         words = command.split()[2:]
-        name = next((w.partition("=")[2] for w in words if w.startswith("run.name=")), "")
+        name = next((w.partition("=")[2] for w in words if w.startswith(("run.name=", "run="))), "")
         name = name or next(iter(re.findall(r"\bruns/(\w+)", command)), "")
         name = name or next((w.partition("=")[2] for w in words if "calibrate=" in w), "")
         action = _action(words)
