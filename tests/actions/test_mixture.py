@@ -53,7 +53,7 @@ def test_a_source_that_is_not_there_is_named_by_its_own_key(tmp_path):
     with pytest.raises(DataError) as raised:
         prepare_tokens(config)
     assert raised.value.where == "data.mixture.web.path"
-    assert "data.mixture.web.path at a text file" in raised.value.fix
+    assert "data.mixture.web.path=PATH" in raised.value.fix
 
 
 def test_tokens_in_a_store_are_refused_with_the_reason():
