@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -74,10 +75,24 @@ def a_terminal(
         ],
         check=True, timeout=20,
     )  # fmt: skip
+    command_pid = int(terminal.tmux("display-message", "-p", "#{pane_pid}"))
     try:
         yield terminal
     finally:
+        _end(command_pid)  # a run outlives its terminal
         subprocess.run(["tmux", "-L", socket, "kill-server"], capture_output=True, timeout=20)
+
+
+def _end(pid: int) -> None:
+    """Ask twice, which a run takes for at once, and insist after half a minute."""
+    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        process = psutil.Process(pid)
+        for _ in range(2):
+            process.terminate()
+            time.sleep(0.5)
+        process.wait(30)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).kill()
 
 
 def why_not() -> str:
