@@ -38,10 +38,11 @@ class Rig:
     zone: str = "a"
     machine_type: str = "m"
     patience_s: float = WAIT_S
+    spot: bool = False
 
     def order(self, node: str, **changes: str) -> NodeRequest:
         fields = {"zone": self.zone, "machine_type": self.machine_type, **changes}
-        return NodeRequest(node=node, spot=False, **fields)
+        return NodeRequest(node=node, spot=self.spot, **fields)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(self.patience_s):
@@ -94,7 +95,7 @@ def make(kind: str, folder: Path, *, broken: bool, slow: bool) -> Rig:
     gone = SpotEvent(t=0.0, zone="a", machine_type="m", delta=-9)
     trace = Trace(events=(level, gone) if broken else (level,), seconds=1.0, source="made here")
     spot = TraceProvisioner(local, trace, answer_s=0.01)
-    return Rig(provisioner=spot, machines=machines)
+    return Rig(provisioner=spot, machines=machines, spot=True)
 
 
 async def order_and_die(kind: str, folder: Path, *, after_s: float | None) -> None:
