@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.ansi import AnsiDecoder
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
-from rich.text import Text
 
 
 class Terminal:
@@ -103,7 +103,7 @@ def why_not() -> str:
 def as_svg(screen: str, *, columns: int, title: str) -> str:
     """A screen with its colours as a picture, without the fonts from elsewhere that rich names."""
     console = Console(width=columns, record=True, file=io.StringIO(), force_terminal=True)
-    for line in screen.rstrip("\n").splitlines():
-        console.print(Text.from_ansi(line), soft_wrap=True, end="\n")
+    for line in AnsiDecoder().decode(screen.rstrip("\n")):  # which keeps a style over a line's end
+        console.print(line, soft_wrap=True, end="\n")
     form = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.S)
     return console.export_svg(title=title, theme=MONOKAI, code_format=form)

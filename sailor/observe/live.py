@@ -6,8 +6,10 @@ view is the same run. What it says is in ``words``.
 
 from __future__ import annotations
 
+import re
 import sys
 import termios
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +30,7 @@ from sailor.observe.panel import clock, panel
 
 LINE_EVERY_S = 5.0
 _LINE_EVERY_SHARE = 0.1
+_BEGINNING = re.compile(r"\s*\S+\s{2,}([!+>~.] )?|\s+")  # a moment or a title, before the words
 _MARKS = {"!": "red", "+": "green", ">": "cyan", "~": "magenta", ".": "default"}
 
 
@@ -227,7 +230,22 @@ class PlainView:
             self._print(f" {clock(event.t - self._began)}  {text}")
 
     def _print(self, line: str) -> None:
+        line = fitted(line, self._console)
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def fitted(line: str, console: Console) -> str:
+    """A line cut between words where the terminal ends, what goes over below its words. Into a
+    file or a pipe it goes in one piece, and so does a word that is longer than the terminal."""
+    if not console.is_terminal or len(line) <= console.width:
+        return line
+    begin = _BEGINNING.match(line)
+    return "\n".join(
+        textwrap.wrap(
+            line, console.width, subsequent_indent=" " * (begin.end() if begin else 0),
+            break_long_words=False, break_on_hyphens=False,
+        )
+    )  # fmt: skip
 
 
 class LiveView:
@@ -299,7 +317,8 @@ class LiveView:
             return
         for text in lines:
             mark = text.strip().partition("  ")[2][:1]
-            self._console.print(Text(text, style=_MARKS.get(mark, "default")), soft_wrap=True)
+            shown = Text(fitted(text, self._console), style=_MARKS.get(mark, "default"))
+            self._console.print(shown, soft_wrap=True)
 
     def detach(self) -> None:
         """Take the panel and the keys away and say how to get them back. Any thread may call it."""
@@ -326,7 +345,8 @@ class LiveView:
     def _say(self, lines: Iterable[str]) -> None:
         with suppress(OSError):  # the terminal may have been closed: the run is the same without
             for line in filter(None, lines):
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                shown = fitted(line, self._console)
+                self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> RenderableType:
         with self._lock:

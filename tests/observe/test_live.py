@@ -10,7 +10,7 @@ from rich.console import Console
 from sailor.clock import HandClock
 from sailor.observe.events import Event, EventLog
 from sailor.observe.history import RunHistory, replay
-from sailor.observe.live import PlainView, open_view, panel
+from sailor.observe.live import PlainView, fitted, open_view, panel
 from sailor.observe.metrics import measure
 from sailor.observe.words import tell
 from tests.observe.run_story import Story, demo
@@ -289,3 +289,16 @@ def test_views_bear_events_that_lack_fields() -> None:
         view.see(event)
     view.close()
     assert "done" in out.getvalue()
+
+
+def test_long_lines_are_cut_between_words_on_a_terminal_and_not_in_a_pipe() -> None:
+    line = " 00:26  > continuing on 3 nodes: pp3 x dp1 x tp1, batch kept at 16, 0 steps lost"
+    narrow = Console(width=40, force_terminal=True, file=io.StringIO())
+    assert fitted(line, narrow) == (
+        " 00:26  > continuing on 3 nodes: pp3 x\n          dp1 x tp1, batch kept at 16, 0\n"
+        "          steps lost"
+    )
+    path = "report   /" + "x" * 60
+    assert fitted(path, narrow).split() == path.split()  # to be copied in one piece
+    assert fitted(line, Console(width=40, file=io.StringIO())) == line
+    assert fitted("short", narrow) == "short"
