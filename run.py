@@ -136,7 +136,10 @@ def compose(arguments: list[str], session: Session) -> None:
 def composed_of(overrides: Sequence[str]) -> Any:
     """The untyped configuration of a list of overrides in Hydra's terms."""
     import hydra
+    from hydra.core.global_hydra import GlobalHydra
 
+    if GlobalHydra.instance().is_initialized():  # in a job of a sweep
+        return hydra.compose(config_name="config", overrides=list(overrides))
     with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         return hydra.compose(config_name="config", overrides=list(overrides))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from actions.console import Console
@@ -21,11 +22,8 @@ def run(config: Config, console: Console) -> int:
     path = root / run_name(config)
     if not (path / "events.jsonl").exists():
         raise no_such_run(path, root=root)
-    with open_page(config, path) as page:
+    with suppress(KeyboardInterrupt), open_page(config, path) as page:
         say(page, config, console)
         console.print("         Ctrl-C closes the page; the run is left alone")
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            return 0
+        threading.Event().wait()
     return 0

@@ -23,6 +23,14 @@ def tiny(place: Place, *instead: str) -> list[str]:
     return list(latest.values())
 
 
+def test_a_recipe_is_swept_over_like_anything_else(place: Place):
+    """Each job composes the steps for itself, in the process that composed the jobs."""
+    sweep = ("-m", "recipe=gpt_125m_laptop", "recipe.smoke=true", "seed=0,1", "action=status")
+    ended = call(place, *sweep)
+    assert ended.code == 0, ended.err
+    assert [row["exit_code"] for row in ended.document] == [0, 0]
+
+
 def test_a_sweep_over_models_and_budgets_plans_each(place: Place):
     ended = call(place, *PLAN, "budget.total_usd=1,100000")
     rows = ended.document
