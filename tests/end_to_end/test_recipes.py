@@ -69,6 +69,7 @@ def test_a_recipe_that_is_interrupted_and_then_killed_goes_on_where_it_stopped(p
 
     with started(place, *LONG, name=name) as running:
         running.until_step(stopped_at + 15)
+        running.signal(signal.SIGSTOP)  # a quick computer would be done before it was looked at
         during = call(place, *LONG, f"run.name={name}", "action=status")
         assert during.states["train"] == "running"
         assert call(place, *LONG, f"run.name={name}").document["error"]["code"] == "E606"
