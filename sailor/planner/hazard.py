@@ -166,14 +166,6 @@ def from_price(prior: Hazard, *, spot: float, on_demand: float) -> Hazard:
     )
 
 
-def from_preemption_share(share: float, *, stopped: int, machine_hours: float) -> Evidence:
-    """What a cloud's capacity history says: of ``stopped`` machines a share was preempted."""
-    if not 0 <= share <= 1 or stopped < 0:
-        raise ValueError("a share of a number of machines")
-    lost = round(share * stopped)
-    return Evidence(machine_hours=machine_hours, events=lost, lost=lost)
-
-
 def observe(changes: Iterable[CapacityEvent], *, seconds: float) -> dict[Place, Evidence]:
     """What a stretch of capacity tells of its places. Changes in order of time.
 

@@ -152,7 +152,8 @@ def test_a_false_alarm_costs_a_machine_and_no_step(place, undisturbed):
 
 def test_a_notice_too_short_to_be_of_use_is_a_loss_like_any_other(place, undisturbed):
     script = [{"kind": "preempt", "at": 12, "notice": "0.02s", "target": "node-2"}]
-    trained(place, undisturbed, "cloud.nodes=3", script=script)
+    ended = trained(place, undisturbed, "cloud.nodes=3", script=script)
+    assert "node-2" in [e["node"] for e in of_kind(ended.events, "node_lost")]
 
 
 def test_a_newcomer_that_dies_while_it_is_taken_in_disturbs_nobody(place, undisturbed):
@@ -194,7 +195,9 @@ def test_machines_that_join_and_leave_in_the_same_moment_are_taken_together(plac
         {"kind": "preempt", "at": 120, "notice": "60s", "target": "node-1"},
         {"kind": "kill_worker", "at": 125},
     ]
-    trained(place, undisturbed, "cloud.nodes=3", script=script, steps=300)
+    ended = trained(place, undisturbed, "cloud.nodes=3", script=script, steps=300)
+    assert "node-1" not in of_kind(ended.events, "generation_started")[-1]["nodes"]
+    assert "node-4" in joined(ended.events)
 
 
 def test_a_slow_machine_is_not_taken_for_a_dead_one(place, undisturbed):

@@ -38,7 +38,8 @@ def main(codes: list[str]) -> None:
         page = path.read_text()
         with tempfile.TemporaryDirectory() as folder:
             text = example(code, Path(folder))
-        path.write_text(EXAMPLE.sub(lambda _, text=text: text, page))  # type: ignore[misc]
+        before, after = EXAMPLE.split(page)  # replaced, not substituted: an example may hold a \\
+        path.write_text(before + text + after)
 
 
 if __name__ == "__main__":

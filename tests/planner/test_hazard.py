@@ -12,7 +12,6 @@ from sailor.planner.hazard import (
     PRIOR,
     Evidence,
     believe,
-    from_preemption_share,
     from_price,
     observe,
 )
@@ -93,13 +92,6 @@ def test_a_dear_zone_is_believed_to_be_rougher_and_never_by_more_than_two(share)
     assert moved <= usual * 2 * (1 + 1e-12)
     dearer = from_price(PRIOR, spot=share * 1.1, on_demand=1.0).events_per_machine_hour
     assert dearer >= moved
-
-
-def test_a_cloud_s_capacity_history_is_evidence():
-    evidence = from_preemption_share(0.25, stopped=40, machine_hours=100.0)
-    assert (evidence.events, evidence.lost) == (10, 10)
-    with pytest.raises(ValueError, match="share"):
-        from_preemption_share(1.5, stopped=4, machine_hours=1.0)
 
 
 @pytest.mark.parametrize(

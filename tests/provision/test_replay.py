@@ -10,7 +10,7 @@ import pytest
 from provision.local import LocalProvisioner
 from provision.replay import TraceProvisioner
 from provision.trace import SpotEvent, Trace
-from sailor.cluster.provisioner import News, NodeRequest, Notice, Provisioner, Refused, Released
+from sailor.cluster.provisioner import News, NodeRequest, Notice, Refused, Released
 from sailor.errors import CloudError
 
 
@@ -108,12 +108,6 @@ def trace(*changes: tuple[float, str, int, float | None]) -> Trace:
         seconds=1000.0,
         source="made here",
     )
-
-
-def test_it_is_a_provisioner() -> None:
-    def takes(provisioner: Provisioner) -> None: ...
-
-    takes(TraceProvisioner(Inner(), trace((0, "a", 1, None))))
 
 
 def test_orders_wait_until_the_trace_has_a_machine() -> None:
