@@ -33,7 +33,8 @@ from actions.arguments import (
     replaced,
     unknown_keys,
 )
-from sailor.config import MIXTURE, Config, ModelConfig, Output, SourceConfig, flatten
+from sailor.config import MIXTURE, Config, ModelConfig, Output, SourceConfig
+from sailor.config_keys import flatten
 from sailor.errors import SailorError
 from sailor.observe.redact import redact, redact_fields
 from sailor.rules import Problem, validate
@@ -128,6 +129,7 @@ def compose(arguments: list[str], session: Session) -> None:
         # Hydra warns of a folder that is not there, in raw Python, and goes on without it.
         warnings.filterwarnings("error", "provider=.* is not available", UserWarning)
         if any(argument.startswith(("-", "hydra")) for argument in arguments):
+            # Called where others have @hydra.main: fish completes for files with that word.
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
         else:  # hydra.main would compose twice, first to learn that there is no sweep
             task(composed_of(arguments))

@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from actions.paths import is_path, path_settings
-from sailor.config import MIXTURE, SOURCE_NAME, SourceConfig, groups, keys
+from sailor.config import MIXTURE, SOURCE_NAME, SourceConfig
+from sailor.config_keys import groups, keys
 from sailor.errors import ConfigError
 
 PROGRAM = "python run.py"

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from provision.catalog import is_cpu
-from sailor.config import Config, Device, Dtype, plain
+from sailor.config import Config, Device, Dtype
+from sailor.config_keys import plain
 from sailor.errors import ConfigError, DataError
 from sailor.faults import Fault, FaultKind, read_script
 from sailor.models.spec import ModelSpec

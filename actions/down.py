@@ -4,8 +4,9 @@
     python run.py action=down run.all=true         every run of runs_dir, and whatever of ours
                                                    SkyPilot lists besides
 
-For what a killed process left behind. A run that goes on has its folder locked and is left alone:
-ask it to stop.
+For what a killed process left behind. A run that goes on here has its folder locked and is left
+alone: ask it to stop. One with a machine of its own is saved, stopped and brought home, unless it
+goes on and all runs are meant.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from typing import Any
 
 from rich.table import Table
 
+from actions.away import away
 from actions.console import Console
-from actions.run_folder import hold, owner_pid
+from actions.following import goes_on
+from actions.homecoming import take_down
+from actions.run_folder import hold, owner_pid, said_of
 from actions.status import no_such_run
 from provision.clusters import Launcher, end_leftovers
 from provision.local import end_leftovers as end_local_leftovers
@@ -69,6 +73,14 @@ async def _take_down(
     sky = SkyProcess(log_path=paths[0] / "logs" / "skypilot.log") if paths else None
     try:
         for path in paths:
+            there = away(path)
+            lives_away = there is not None and not there.is_home
+            if everything and lives_away and goes_on(path):
+                console.print(
+                    f"{path.name} goes on and is left alone; {said_of(path, 'down')}   saves and "
+                    "ends it", soft_wrap=True,
+                )  # fmt: skip
+                continue
             if everything and owner_pid(path) is not None:
                 console.print(
                     f"{path.name} goes on and is left alone; kill -INT {owner_pid(path)}   saves "
@@ -76,19 +88,31 @@ async def _take_down(
                 )
                 continue
             with hold(path, name=path.name):
+                if there is not None and lives_away:
+                    found[path.name] = await asyncio.to_thread(take_down, there, console)
+                    continue
                 launcher = None
                 if sky is not None and OrderBook(path).remaining():
                     launcher = SkyLauncher(cloud="", run=path.name, sky=sky)
                 found[path.name] = await end_run(path, launcher=launcher)
         if everything and sky is not None and importlib.util.find_spec("sky") is not None:
             launcher = SkyLauncher(cloud="", run="", sky=sky)
-            mine = await _end_others(launcher, besides=[cluster_stem(path) for path in paths])
+            mine = await _end_others(launcher, besides=_known_stems(paths))
             if mine:
                 found["(no run folder)"] = mine
     finally:
         if sky is not None:
             await sky.close()
     return found
+
+
+def _known_stems(paths: Sequence[Path]) -> list[str]:
+    """How the names of clusters begin that belong to these runs, wherever they live."""
+    stems = [cluster_stem(path) for path in paths]
+    for path in paths:
+        if there := away(path):
+            stems += [cluster_stem(there.room), *filter(None, [there.place.stem])]
+    return stems
 
 
 async def end_run(path: Path, *, launcher: Launcher | None) -> tuple[Released, ...]:

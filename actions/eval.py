@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from actions import domain
-from actions.console import Console
+from actions.console import Console, Told
 from actions.origin import (
     TOKENIZER,
     check_first_weights,
@@ -62,13 +62,16 @@ def run(config: Config, console: Console) -> int:
     Raises DataError: E509 the text is not the run's, E511 to E513 and E516 the weights cannot be
     used; ConfigError E608 when there is neither a run nor a model's folder.
     """
-    subject = _subject(config)
-    try:
-        model = WholeModel(subject.spec, subject.read)
-    except CorruptSnapshot as error:
-        raise damaged(Path(subject.source), str(error)) from error
-    held_out = _held_out(model, subject)
-    samples = _samples(model, subject, config)
+    with console.waiting("reading the checkpoint"):
+        subject = _subject(config)
+        try:
+            model = WholeModel(subject.spec, subject.read)
+        except CorruptSnapshot as error:
+            raise damaged(Path(subject.source), str(error)) from error
+    with console.waiting("reading the text it has not seen"):
+        held_out = _held_out(model, subject)
+    with console.waiting("writing samples") as tell:
+        samples = _samples(model, subject, config, tell)
     document = {
         "action": "eval",
         "source": subject.source,
@@ -180,7 +183,9 @@ def _held_out(model: WholeModel, subject: _Subject) -> _HeldOut:
     )  # fmt: skip
 
 
-def _samples(model: WholeModel, subject: _Subject, config: Config) -> list[dict[str, Any]]:
+def _samples(
+    model: WholeModel, subject: _Subject, config: Config, tell: Told
+) -> list[dict[str, Any]]:  # fmt: skip
     wish = config.eval
     chance = torch.Generator().manual_seed(config.seed)
     samples = []
@@ -192,6 +197,7 @@ def _samples(model: WholeModel, subject: _Subject, config: Config) -> list[dict[
         )  # fmt: skip
         text = subject.words.decode(np.array([*tokens.tolist(), *more], dtype=np.int64))
         samples.append({"prompt": prompt, "text": text.decode(errors="replace")})
+        tell(len(samples), len(wish.prompts))
     return samples
 
 

@@ -14,7 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from actions.console import Console
+import numpy as np
+import numpy.typing as npt
+
+from actions.console import Console, Told
 from actions.origin import GENERATION, ORIGIN, TOKENIZER, read_tokens
 from actions.target import Target, check_whole, damaged, target
 from sailor.checkpoint.segment import CorruptSnapshot
@@ -23,7 +26,7 @@ from sailor.checkpoint.weights import CheckpointWeights
 from sailor.config import Config, ExportFormat
 from sailor.errors import ConfigError, DataError
 from sailor.models.hf.config import CONFIG, config_of, spec_of
-from sailor.models.hf.write import write_folder
+from sailor.models.hf.write import Rows, write_folder
 from sailor.models.spec import ModelSpec
 from sailor.units import gib, parse_bytes
 
@@ -45,8 +48,8 @@ def run(config: Config, console: Console) -> int:
         with console.waiting("reading the checkpoint from end to end"):
             check_whole(found.checkpoint)
         try:
-            with console.waiting(f"writing {folder}"):
-                _export(config, found, folder, provenance)
+            with console.waiting(f"writing {folder}") as tell:
+                _export(config, found, folder, provenance, tell)
         except CorruptSnapshot as error:
             raise damaged(found.checkpoint, str(error)) from error
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -114,7 +117,22 @@ def _there(folder: Path, provenance: Mapping[str, Any]) -> bool:
     )  # fmt: skip
 
 
-def _export(config: Config, found: Target, folder: Path, provenance: dict[str, Any]) -> None:
+class _Counted:
+    """Weights that say how far they have been read."""
+
+    def __init__(self, weights: Rows, tell: Told, *, total: int) -> None:
+        self._weights, self._tell, self._total = weights, tell, total
+        self._seen: set[str] = set()
+
+    def rows(self, tensor: str, start: int, stop: int) -> npt.NDArray[np.float32]:
+        self._seen.add(tensor)
+        self._tell(len(self._seen), self._total)
+        return self._weights.rows(tensor, start, stop)
+
+
+def _export(
+    config: Config, found: Target, folder: Path, provenance: dict[str, Any], tell: Told
+) -> None:  # fmt: skip
     spec = found.spec
     weights = CheckpointWeights(found.checkpoint, spec=spec)
     label = (json.dumps(provenance, indent=1) + "\n").encode()
@@ -122,7 +140,8 @@ def _export(config: Config, found: Target, folder: Path, provenance: dict[str, A
         _export_dcp(folder, spec=spec, weights=weights, label=label)
         return
     write_folder(
-        folder, spec=spec, weights=weights, config=_model_config(found),
+        folder, spec=spec, config=_model_config(found),
+        weights=_Counted(weights, tell, total=len(spec.tensors)),
         dtype=config.export.dtype.value, max_shard_bytes=parse_bytes(config.export.max_shard),
         files={**_files(found.folder / TOKENIZER), **_generation(found), PROVENANCE: label},
     )  # fmt: skip

@@ -32,7 +32,7 @@ from provision.recruit import (
 from provision.trace import SpotEvent, Trace
 from sailor.cluster.pool import Offer
 from sailor.cluster.provisioner import NodeRequest
-from sailor.planner.hazard import Place
+from sailor.planner.evidence import Place
 from sailor.simulate.fleet import Change, Fleet, Lease, NodeEvent
 
 GainOf = Callable[[Mapping[Place, int]], Gain]

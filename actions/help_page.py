@@ -7,7 +7,7 @@ from pathlib import Path
 
 from actions import ACTIONS
 from actions.arguments import PROGRAM, options
-from sailor.config import groups
+from sailor.config_keys import groups
 
 _OPENING = f"""\
 Sailor trains language models on preemptible machines without losing work when they vanish.

@@ -2,25 +2,72 @@
 
 Both count from the log, over all starts of the run: dollars of every machine until its release is
 proven, and the time since the first start, standing still included. In time means early enough for
-the last step, the save and the releases (provision/budget.py).
+the last step, the save and the releases (provision/budget.py), and for a controller's own machine
+to wait until its results were fetched.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Self
 
-from provision.budget import Budget, Standing, reason_to_stop
-from sailor.config import BudgetConfig
+from provision.budget import Budget, Standing, Wait, reason_to_stop
+from sailor.config import BudgetConfig, CloudConfig, Config
 from sailor.errors import LimitReached
-from sailor.observe.events import Event, EventLog
-from sailor.observe.ledger import Ledger
+from sailor.observe.events import Event, EventLog, read_events
+from sailor.observe.ledger import CONTROLLER, Ledger
 from sailor.units import duration, parse_seconds
 
 RELEASE_S = 30.0  # for which a machine is still paid once nobody needs it
 _LOOK_EVERY_S = 1.0
 _SPARE = 1.1  # of what the rest of a run is taken to need
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Afterwards:
+    """How long a controller's own machine may stay once its run has ended."""
+
+    wish_s: float = 0.0
+    idle_s: float = 0.0
+
+    @classmethod
+    def of(cls, cloud: CloudConfig) -> Self:
+        """As configured: ``cloud.controller_keeps``, and ``cloud.idle`` until the cloud ends it."""
+        return cls(
+            wish_s=parse_seconds(cloud.controller_keeps), idle_s=parse_seconds(cloud.idle)
+        )  # fmt: skip
+
+    def wait(self, ledger: Ledger) -> Wait:
+        """With the price of the machine that lives, 0 where there is none."""
+        price = sum(
+            life.price_per_hour
+            for life in ledger.lives
+            if life.role == CONTROLLER and life.unpaid_at is None
+        )
+        return Wait(price_per_hour=price, wish_s=self.wish_s, idle_s=self.idle_s)
+
+
+def stay_s(
+    config: Config, *, log: Path, wish_s: float, wall: Callable[[], float] = time.time
+) -> float:  # fmt: skip
+    """How long a controller's own machine waits from now on for whoever fetches results: as wished,
+    as far as the budget pays for it."""
+    if config.budget.total_usd is None or not log.exists():
+        return wish_s
+    ledger, last = Ledger(), None
+    for last in read_events(log):
+        ledger.apply(last)
+    if last is None:
+        return wish_s
+    now = last.t + max(0.0, wall() - datetime.fromisoformat(last.time).timestamp())
+    wait = Afterwards(wish_s=wish_s, idle_s=parse_seconds(config.cloud.idle)).wait(ledger)
+    return wait.seconds_paid(config.budget.total_usd - ledger.cost(now=now))
 
 
 def reached(budget: BudgetConfig, ledger: Ledger, *, now: float) -> str | None:
@@ -71,8 +118,9 @@ def _more(
 
 
 async def watch(
-    budget: BudgetConfig, *, events: EventLog, past: Iterable[Event], stop: Callable[[str], None]
-) -> None:
+    budget: BudgetConfig, *, events: EventLog, past: Iterable[Event], stop: Callable[[str], None],
+    afterwards: Afterwards = Afterwards(),
+) -> None:  # fmt: skip
     """Until it is time to stop: then call ``stop`` with the reason, once, and return."""
     ledger = Ledger()
     standing = Standing()
@@ -99,6 +147,7 @@ async def watch(
             ),
             now=events.t,
             release_s=RELEASE_S,
+            kept=afterwards.wait(ledger).dollars_kept(budget.total_usd or 0.0),
         )
 
     unsubscribe = events.subscribe(see)

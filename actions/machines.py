@@ -172,7 +172,7 @@ def machinery(
 def own_network(config: Config, *, run: str) -> Iterator[Namespaces | None]:
     """The network of a run whose machines have one of their own, until the end of the block; else
     None. Raises CloudError E409."""
-    if not config.cloud.isolated or config.cloud.name not in HERE:
+    if shares_network(config) or config.cloud.name not in HERE:
         yield None
         return
     network = Namespaces(run)
@@ -184,6 +184,11 @@ def own_network(config: Config, *, run: str) -> Iterator[Namespaces | None]:
         yield network
     finally:
         network.close()
+
+
+def shares_network(config: Config) -> bool:
+    """Whether machines are processes of this computer that have no network of their own."""
+    return config.cloud.name in HERE and not config.cloud.isolated
 
 
 def no_networks(why: str) -> CloudError:

@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from actions.away import ask_run
 from actions.console import Console
-from actions.run_folder import owner_pid, said_of
+from actions.following import Follower, follower
+from actions.run_folder import said_of
 from actions.status import no_such_run
 from sailor.config import Config
 from sailor.errors import ConfigError
-from sailor.observe.events import Event, read_events
-from sailor.runtime.requests import Migrate, ask
+from sailor.observe.events import Event
+from sailor.runtime.requests import Migrate
 from sailor.units import duration, parse_seconds
 
 _LOOK_S = 0.2
@@ -39,18 +41,20 @@ def run(config: Config, console: Console) -> int:
     path = root / config.run.name
     if not (path / "config.yaml").exists():
         raise no_such_run(path, root=root)
-    if owner_pid(path) is None:
+    follow = follower(path)
+    follow.read()  # what was before is no answer
+    if not follow.lives():
         raise _refused(
             path.name, node, why="the run does not go on",
             fix=f"{said_of(path, 'status')}   shows how it ended",
         )  # fmt: skip
-    before = len(read_events(path / "events.jsonl"))
-    request = ask(path, Migrate(node=node, why=config.migrate.why))
+    take_back = ask_run(path, Migrate(node=node, why=config.migrate.why))
     console.print(f"asked run {path.name} to move {node}")
     try:
-        outcome = _await(path, node=node, before=before, wait_s=parse_seconds(config.migrate.wait))
+        outcome = _await(follow, node=node, wait_s=parse_seconds(config.migrate.wait))
     finally:
-        request.unlink(missing_ok=True)  # one that nobody has read yet is taken back
+        take_back()
+        follow.close()
     if isinstance(outcome, str):
         raise _refused(path.name, node, why=outcome)
     console.document(outcome)
@@ -61,14 +65,16 @@ def run(config: Config, console: Console) -> int:
     return 0
 
 
-def _await(path: Path, *, node: str, before: int, wait_s: float) -> dict[str, Any] | str:
+def _await(follow: Follower, *, node: str, wait_s: float) -> dict[str, Any] | str:
     """What became of it: the figures of the move, or why it came to nothing."""
     deadline = time.monotonic() + wait_s
+    log: list[Event] = []
     while time.monotonic() < deadline:
-        outcome = outcome_of(read_events(path / "events.jsonl")[before:], node=node)
+        log += follow.read()
+        outcome = outcome_of(log, node=node)
         if outcome is not None:
             return outcome
-        if owner_pid(path) is None:
+        if not follow.lives():
             return "the run ended"
         time.sleep(_LOOK_S)
     return f"nothing came of it within {duration(wait_s)}"

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from actions.anchor import anchor
 from actions.console import Console
-from actions.plan_page import page
+from actions.own_machine import own_machine
 from actions.planning import Question, question
 from actions.prospects import Prospect, answered, prospect, spread
 from actions.standing_by import standby_advice
@@ -50,8 +50,9 @@ def run(config: Config, console: Console) -> int:
         result, moved = answered(asked)
         around = look_around(asked, result, moved=moved)
     path = write_plan(result.best, folder=Path(config.runs_dir).expanduser() / "plans")
-    picture = path.with_suffix(".html")
-    picture.write_text(drawn(asked, result, around))
+    wanted = config.planner.picture
+    wanted = console.is_terminal if wanted is None else wanted
+    picture = path.with_suffix(".html") if wanted else None
     told = document(asked, result, around, path=path, picture=picture)
     standby = standby_advice(config, result.best, asked)
     told_of = config.cloud.standbys or (around.prospects and standby.losses_per_hour > 0)
@@ -60,13 +61,21 @@ def run(config: Config, console: Console) -> int:
     kept = anchor(config, result.best)
     if kept is not None:
         told["anchor"] = kept.document()
+    own = own_machine(config, result.best)
+    if own is not None:
+        told["controller"] = own.document()
     console.document(told)
     show(asked, result, around, console)
     if kept is not None:
         console.print(f"anchor: {kept.words()}", soft_wrap=True, markup=False)
+    if own is not None:
+        console.print(f"controller: {own.words()}", soft_wrap=True, markup=False)
     if told_of:
         console.print(f"standby: {standby.describe()}", soft_wrap=True)
-    console.print(f"plan written: {path}\npicture: {picture}", soft_wrap=True)
+    console.print(f"plan written: {path}", soft_wrap=True)
+    if picture is not None:  # last, for the answer does not wait for it
+        picture.write_text(drawn(asked, result, around))
+        console.print(f"picture: {picture}", soft_wrap=True)
     return 0
 
 
@@ -131,6 +140,8 @@ def look_around(asked: Question, result: SearchResult, *, moved: str = "") -> Ar
 
 def drawn(asked: Question, result: SearchResult, around: Around) -> str:
     """The picture of a result."""
+    from actions.plan_page import page  # with its charts: for those who want it
+
     rows = shortlist(result, rows=ROWS)
     return page(
         title=f"A plan for {asked.spec.name}",
@@ -251,7 +262,7 @@ def table(result: SearchResult, prospects: Mapping[int, Prospect]) -> Table:
 
 
 def document(
-    asked: Question, result: SearchResult, around: Around, *, path: Path, picture: Path
+    asked: Question, result: SearchResult, around: Around, *, path: Path, picture: Path | None
 ) -> dict[str, Any]:
     """Everything the table shows and more, in JSON types."""
     age = asked.catalogue.age_days(date.today())
@@ -289,7 +300,7 @@ def document(
             for e in exports(result.best.plan, spec=spec, numerics=asked.job.numerics)
         },
         "plan_path": str(path),
-        "picture_path": str(picture),
+        "picture_path": None if picture is None else str(picture),
     }
 
 

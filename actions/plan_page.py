@@ -11,41 +11,34 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from sailor.observe.charts import Bar, Plot, Row, gantt, nice_ticks
+from sailor.observe.charts import Axis, Marks, chart, css, dots, flags, level, line
+from sailor.observe.gantt import Bar, Row, gantt
 from sailor.planner.explain import layout, machines, zones
 from sailor.planner.outlook import front
 from sailor.planner.question import Candidate, Limits, SearchResult
 from sailor.planner.timeline import timeline
-from sailor.units import count, duration, gib
+from sailor.units import GIB, duration, gib
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b2127; --soft: #545d68; --grid: #dde2e8; --bg: #fff;
-  --line: #0a5fb4; --bad: #b42318; }
+  --axis: #8b949e; --line: #0a5fb4; --bad: #b42318; --idle: #dde2e8; --onbar: #fff;
+  --s0: #1f6fbf; --s1: #a84e00; --s2: #12807a; --s3: #7a4fb5; --s4: #5b7c1a; --s5: #b0305f;
+  --s6: #57606a; --s7: #8a6d00; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8edf2; --soft: #a3adb8; --grid: #2b343e;
-  --bg: #11161c; --line: #6db3ff; --bad: #ff8b80; } }
+  --bg: #11161c; --axis: #6b7683; --line: #6db3ff; --bad: #ff8b80; --idle: #2b343e; } }
 body { margin: 0 auto; max-width: 900px; padding: 20px 24px 48px; background: var(--bg);
   color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 32px 0 4px; }
 p { max-width: 76ch; margin: 4px 0; } .soft { color: var(--soft); font-size: .875rem; }
-svg { display: block; max-width: 100%; height: auto; margin-top: 6px; }
-svg text { fill: var(--soft); font-size: 12px; } svg .grid { stroke: var(--grid); }
-svg .axis { stroke: var(--soft); }
-.front { fill: none; stroke: var(--line); stroke-width: 1.6; }
-.other { fill: var(--soft); opacity: .45; } .broken { fill: none; stroke: var(--bad); opacity: .6; }
-.best { fill: var(--line); stroke: var(--ink); }
-.limit { stroke: var(--bad); fill: var(--bad); stroke-dasharray: 5 3; }
-path.limit { fill: none; }
-.idle { fill: none; stroke: var(--grid); } .cap { stroke: var(--bad); }
-svg text.seat { fill: #fff; font-size: 10px; } svg text.group { fill: var(--ink); }
-.s0 { fill: #1f6fbf; } .s1 { fill: #a84e00; } .s2 { fill: #12807a; } .s3 { fill: #7a4fb5; }
-.s4 { fill: #5b7c1a; } .s5 { fill: #b0305f; } .s6 { fill: #57606a; } .s7 { fill: #8a6d00; }
-.wait { opacity: .55; }
+svg { display: block; max-width: 100%; height: auto; margin: 6px 0; }
+svg text { font-family: inherit; }
 table { border-collapse: collapse; font-size: .875rem; width: 100%; }
 th, td { padding: 4px 14px 4px 0; border-bottom: 1px solid var(--grid); text-align: left; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 """
 _COLOURS = 8
 _WIDTH = 860
+_NAMES = 190  # pixels for what a row is called
 _MOST_MACHINES = 48
 _MOST_BARS = 16
 _MOST_MICROBATCHES = 24
@@ -66,7 +59,7 @@ def page(
                 "A row is a machine, a cell a GPU: replica.stage, the colour is the stage; GPUs "
                 "without a gap between them are one tensor-parallel group."),
         _figure("Memory of a GPU of each stage", memory(result.best),
-                "The bound on the peak, part by part; the line is what the GPU has."),
+                "The bound on the peak, part by part; the mark is what the GPU has."),
         _figure("One step of the first replica", step(result.best),
                 "Forward passes are solid, backward passes pale; what is empty is the bubble. "
                 "Forward is taken as a third of a stage's time, a quarter with recompute."),
@@ -113,25 +106,36 @@ def trade_off(result: SearchResult, limits: Limits) -> Markup:
     edge = [_point(c) for c in front([c for c in result.candidates if c.feasible])]
     right = max([best.x * 2.5, *(p.x * 1.15 for p in edge)])
     top = max([best.y * 3, *(p.y * 1.15 for p in edge), (limits.total_dollars or 0.0) * 1.1])
-    plot = Plot(
-        width=_WIDTH, height=300, x=(0.0, right), y=(0.0, top or 1.0),
-        x_label="hours to finish" if whole else "seconds a step",
-        y_label="US dollars" if whole else "cents a step", x_format=lambda v: f"{v:g}",
-        y_format=lambda v: f"{v:g}" if v < 1e4 else count(v).replace(" ", ""), x_ticks=nice_ticks,
-    )  # fmt: skip
+    marks: list[Marks] = []
     if whole and limits.total_dollars is not None:
-        plot.line([(0.0, limits.total_dollars), (right, limits.total_dollars)], style="limit")
+        title = f"budget ${limits.total_dollars:,.2f}"
+        marks.append(level(limits.total_dollars, colour="bad", title=title))
     if whole and limits.deadline_seconds is not None:
         hours = limits.deadline_seconds / 3600
         if hours <= right:
-            plot.flag(hours, style="limit", title=f"deadline {hours:,.1f} h")
-    for candidate, point in zip(result.candidates, points, strict=True):
-        if point.x <= right and point.y <= top:
-            style = "other" if candidate.feasible else "broken"
-            plot.dot(point.x, point.y, style=style, title=_says(candidate))
-    plot.line([(p.x, p.y) for p in edge], style="front", stairs=True)
-    plot.dot(best.x, best.y, style="best", title=f"chosen: {_says(result.best)}")
-    return plot.svg(f"{len(points)} plans by cost and time, {len(edge)} of them on the front")
+            title = f"deadline {hours:,.1f} h"
+            marks += flags([(hours, title)], colour="bad", strokeDash=[5, 3])
+    near = [
+        (candidate.feasible, (point.x, point.y, _says(candidate)))
+        for candidate, point in zip(result.candidates, points, strict=True)
+        if point.x <= right and point.y <= top
+    ]
+    marks += [
+        dots([dot for feasible, dot in near if feasible], colour="soft", opacity=0.45),
+        dots([dot for feasible, dot in near if not feasible], colour="bg", stroke=css("bad"),
+             opacity=0.6),
+        line([(p.x, p.y) for p in edge], colour="line", title="nothing beats these", stairs=True),
+        dots([(best.x, best.y, f"chosen: {_says(result.best)}")], colour="line", size=110,
+             stroke=css("ink")),
+    ]  # fmt: skip
+    return chart(
+        marks, width=_WIDTH, height=300,
+        x=Axis(name="hours to finish" if whole else "seconds a step", limits=(0.0, right),
+               format=",~r"),
+        y=Axis(name="US dollars" if whole else "cents a step", limits=(0.0, top or 1.0),
+               format="~s" if top >= 1e4 else ",~r"),
+        label=f"{len(points)} plans by cost and time, {len(edge)} of them on the front",
+    )  # fmt: skip
 
 
 def _says(candidate: Candidate) -> str:
@@ -158,61 +162,58 @@ def seats(candidate: Candidate, gpus_per_machine: dict[str, int]) -> Markup:
         taken[pool] = at + value.tensor_parallel
         seat = (at % size, value.tensor_parallel, replica, stage)
         rows.setdefault((*pool, at // size), []).append(seat)
-    cell, high, left = 44, 20, 190
-    drawn, y = [], 0
     shown = sorted(rows)[:_MOST_MACHINES]
-    for zone, kind, number in shown:
-        drawn.append(f'<text x="0" y="{y + 14}">{escape(kind)} {number + 1}, {escape(zone)}</text>')
-        for gpu in range(gpus_per_machine[kind]):
-            drawn.append(
-                f'<rect class="idle" x="{left + gpu * cell}" y="{y + 1}" width="{cell - 3}" '
-                f'height="{high - 3}"/>'
-            )
-        for at, width, replica, stage in rows[zone, kind, number]:
-            title = f"replica {replica + 1}, stage {stage + 1}, tensor parallel {width}"
-            drawn.append(
-                f'<rect class="s{stage % _COLOURS}" x="{left + at * cell}" y="{y + 1}" '
-                f'width="{width * cell - 3}" height="{high - 3}"><title>{title}</title></rect>'
-                f'<text class="seat" x="{left + (at + width / 2) * cell - 1}" y="{y + 13}" '
-                f'text-anchor="middle">{replica + 1}.{stage + 1}</text>'
-            )
-        y += high
+    most = max(gpus_per_machine[kind] for _, kind, _ in shown)
+    lines = [
+        Row(
+            group=zone, name=f"{kind} {number + 1}",
+            bars=tuple(
+                Bar(begin=gpu + 0.03, end=gpu + 0.97, colour="idle", title=f"GPU {gpu + 1}")
+                for gpu in range(gpus_per_machine[kind])
+            ) + tuple(
+                Bar(begin=at + 0.03, end=at + width - 0.03, colour=f"s{stage % _COLOURS}",
+                    text=f"{replica + 1}.{stage + 1}",
+                    title=f"replica {replica + 1}, stage {stage + 1}, tensor parallel {width}")
+                for at, width, replica, stage in rows[zone, kind, number]
+            ),
+        )
+        for zone, kind, number in shown
+    ]  # fmt: skip
+    drawing = gantt(
+        lines, x=Axis(name="", limits=(0.0, float(most))), bare=True, left=_NAMES,
+        width=min(_WIDTH, _NAMES + 44 * most),
+        label=f"{len(rows)} machines and the stages on them",
+    )  # fmt: skip
     if len(rows) > len(shown):
-        drawn.append(f'<text x="0" y="{y + 14}">and {len(rows) - len(shown)} more machines</text>')
-        y += high
-    width = left + cell * max(gpus_per_machine[kind] for _, kind, _ in shown)
-    return _drawing(width, y + 4, f"{len(rows)} machines and the stages on them", drawn)
+        drawing += Markup(f"<p class='soft'>and {len(rows) - len(shown)} more machines</p>")
+    return drawing
 
 
 def memory(candidate: Candidate) -> Markup:
     """A bar for each stage of each different replica, against the GPU's memory."""
     stages = candidate.estimate.stages[:_MOST_BARS]
     names = list(dict.fromkeys(term.name for stage in stages for term in stage.memory))
-    left, high = 190, 24
     most = max(max(stage.capacity_bytes, stage.peak_bytes) for stage in stages)
-    scale = (_WIDTH - left - 100) / most
-    drawn, y = [], 0
+    rows = []
     for stage in stages:
-        where = f"replica {stage.replica + 1}, stage {stage.stage + 1} ({stage.gpu})"
-        drawn.append(f'<text x="0" y="{y + 15}">{escape(where)}</text>')
-        x = float(left)
+        bars, at = [], 0.0
         for term in stage.memory:
-            wide = term.value * scale
-            drawn.append(
-                f'<rect class="s{names.index(term.name) % _COLOURS}" x="{x:.1f}" y="{y + 2}" '
-                f'width="{max(wide - 0.5, 0.3):.1f}" height="{high - 6}">'
-                f"<title>{escape(term.name)}: {gib(term.value)}</title></rect>"
-            )
-            x += wide
-        edge = left + stage.capacity_bytes * scale
-        drawn.append(
-            f'<line class="cap" x1="{edge:.1f}" x2="{edge:.1f}" y1="{y}" y2="{y + high - 2}"/>'
-            f'<text x="{edge + 4:.1f}" y="{y + 15}">{stage.peak_bytes / stage.capacity_bytes:.0%}'
-            "</text>"
-        )
-        y += high
+            colour = f"s{names.index(term.name) % _COLOURS}"
+            title = f"{term.name}: {gib(term.value)}"
+            end = at + term.value / GIB
+            bars.append(Bar(begin=at, end=end, colour=colour, title=title))
+            at = end
+        share = stage.peak_bytes / stage.capacity_bytes
+        has = f"{share:.0%} of the {gib(stage.capacity_bytes)} of a {stage.gpu}"
+        rows.append(Row(
+            group="", name=f"replica {stage.replica + 1}, stage {stage.stage + 1}: {share:.0%}",
+            bars=tuple(bars), marks=((stage.capacity_bytes / GIB, "bad", has),),
+        ))  # fmt: skip
+    drawing = gantt(
+        rows, x=Axis(name="GiB", limits=(0.0, most / GIB * 1.02), format=",~r"), width=_WIDTH,
+        left=_NAMES, label="peak memory by stage and part",
+    )  # fmt: skip
     legend = Markup(", ").join(escape(name) for name in names)
-    drawing = _drawing(_WIDTH, y + 4, "peak memory by stage and part", drawn)
     return drawing + Markup(f"<p class='soft'>From left to right: {legend}</p>")
 
 
@@ -233,8 +234,8 @@ def step(candidate: Candidate) -> Markup:
     for stage in range(replica.num_stages):
         bars = tuple(
             Bar(
-                begin=slot.begin, end=slot.end,
-                style=f"s{stage % _COLOURS}" + ("" if slot.forward else " wait"),
+                begin=slot.begin, end=slot.end, colour=f"s{stage % _COLOURS}",
+                pale=not slot.forward,
                 title=f"{'forward' if slot.forward else 'backward'} of microbatch "
                 f"{slot.microbatch + 1}, {duration(slot.end - slot.begin)}",
             )
@@ -246,7 +247,8 @@ def step(candidate: Candidate) -> Markup:
         rows.append(Row(group="stage", name=name, bars=bars))
     cut = f", of {replica.num_microbatches}" if number < replica.num_microbatches else ""
     return gantt(
-        rows, width=_WIDTH, until=end, x_format=duration, x_ticks=nice_ticks,
+        rows, x=Axis(name="", limits=(0.0, end), format="~s", label="datum.label + 's'"),
+        width=_WIDTH, left=_NAMES,
         label=f"{number} microbatches{cut} through {replica.num_stages} stages",
     )  # fmt: skip
 
@@ -261,10 +263,3 @@ def _table(others: Sequence[tuple[Candidate, str]]) -> Markup:
     ]
     head = "<tr><th>machines</th><th>zone</th><th>layout</th><th>why not</th></tr>"
     return Markup(f"<table>{head}{Markup('').join(lines)}</table>")
-
-
-def _drawing(width: float, height: float, label: str, parts: Sequence[str]) -> Markup:
-    return Markup(
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
-    )

@@ -5,12 +5,15 @@ Shared by action=plan, which shows the answer, and action=train, which acts on i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
-from actions.anchor import anchor_host
 from actions.domain import HERE, compute_dtype, is_deterministic, model_spec, total_steps
+from actions.experience import experience
+from actions.hazards import beliefs
+from actions.own_machine import beside_per_hour
 from actions.times import Ran, calibrated, data_sheets, known_times, with_measured_links
 from actions.traces import trace_of, zones_of
 from provision.catalog import (
@@ -31,6 +34,8 @@ from sailor.parallel.layout import Member
 from sailor.plan import Plan
 from sailor.planner.bounds import Bound, bound_of
 from sailor.planner.estimate import Estimate, estimate
+from sailor.planner.evidence import Evidence, Place
+from sailor.planner.hazard import Hazard
 from sailor.planner.question import Candidate, Job, Limits, Objective, SearchResult, Space
 from sailor.planner.replan import replan
 from sailor.planner.search import best_on, search
@@ -52,6 +57,13 @@ class Question:
     profile: Profile | None = None  # None: data sheets
     persist_every: int = 100  # steps between durable checkpoints
     spot_aware: bool = True  # actions/prospects.py
+    evidence: Mapping[Place, Evidence] = field(default_factory=dict)  # of one's own runs
+
+    @cached_property
+    def believed(self) -> dict[Place, Hazard]:
+        """Of every place where spot machines are on offer."""
+        catalogue = self.catalogue
+        return beliefs(catalogue.pool.offers, preempted=catalogue.preempted, evidence=self.evidence)
 
     def answer(self) -> SearchResult:
         """Search. Raises NoFeasiblePlan."""
@@ -164,6 +176,7 @@ def _question(config: Config, *, live: bool = False) -> Question:
         limits=Limits(
             total_dollars=config.budget.total_usd,
             dollars_per_hour=_for_training(config),
+            beside_per_hour=beside_per_hour(config),
             deadline_seconds=(
                 None if config.budget.deadline is None else parse_seconds(config.budget.deadline)
             ),
@@ -173,15 +186,14 @@ def _question(config: Config, *, live: bool = False) -> Question:
         catalogue=catalogue,
         persist_every=config.checkpoint.persist_every,
         spot_aware=config.planner.spot_aware,
+        evidence=experience(config).evidence if config.planner.spot_aware else {},
     )
 
 
 def _for_training(config: Config) -> float | None:
-    """Dollars an hour for machines that train: what is left of the limit beside an anchor."""
-    limit, beside = config.budget.per_hour_usd, anchor_host(config)
-    if limit is None or beside is None:
-        return limit
-    return max(0.0, limit - beside.price_per_hour)
+    """Dollars an hour for machines that train: what is left of the limit beside the others."""
+    limit = config.budget.per_hour_usd
+    return None if limit is None else max(0.0, limit - beside_per_hour(config))
 
 
 def catalogue_of(config: Config) -> Catalogue:

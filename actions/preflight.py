@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import importlib.util
-import ipaddress
 import socket
 import threading
 from contextlib import suppress
@@ -14,8 +13,10 @@ import psutil
 
 from actions.account import EXTRA
 from actions.domain import HERE
+from provision.hosts import rents_hosts
+from sailor.addresses import bare, is_loopback
 from sailor.checkpoint.files import children, is_remote, place
-from sailor.config import Config
+from sailor.config import Config, ControllerPlace
 from sailor.errors import CloudError, ConfigError, DataError
 
 _STORES = {"aws": "s3://BUCKET/RUN", "gcp": "gs://BUCKET/RUN", "azure": "abfs://CONTAINER/RUN"}
@@ -47,8 +48,9 @@ def check_cloud(config: Config) -> None:
 def check_reach(config: Config) -> None:
     """Raise ConfigError where a cloud's machines could not dial in (E407) or save (E408)."""
     cloud, runtime = config.cloud, config.runtime
-    if runtime.address is None or (
-        _is_loopback(runtime.host) and not _is_loopback(runtime.address)
+    here = cloud.controller is ControllerPlace.here  # else its machine's own address is dialled
+    if here and (
+        runtime.address is None or (is_loopback(runtime.host) and not is_loopback(runtime.address))
     ):
         raise ConfigError(
             f"machines of cloud={cloud.name} could not reach this computer",
@@ -57,7 +59,9 @@ def check_reach(config: Config) -> None:
             f"{runtime.host}; their address for it is {runtime.address or 'not said'}",
             where=f"runtime.host={runtime.host} runtime.address={runtime.address or 'null'}",
             fix="runtime.host=0.0.0.0 runtime.port=PORT runtime.address=ADDRESS   where machines "
-            "may dial ADDRESS:PORT",
+            "may dial ADDRESS:PORT"
+            + "\ncloud.controller=cluster   gives the controller a machine of its own there"
+            * rents_hosts(cloud.name),
         )
     if config.checkpoint.directory is None and not cloud.shared_files:
         raise ConfigError(
@@ -69,13 +73,6 @@ def check_reach(config: Config) -> None:
             fix="checkpoint.directory=/SHARED/FOLDER   on a file system that both mount"
             f"\ncheckpoint.directory={_STORES.get(cloud.name, 's3://BUCKET/RUN')}   in a store",
         )
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def check_checkpoints(config: Config) -> None:
@@ -157,6 +154,7 @@ def _check_port(host: str, port: int, *, key: str) -> None:
     if port == 0:
         return
     try:
+        host = bare(host)
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -15,7 +15,7 @@ from sailor.data.blend import PARTS
 from sailor.data.megatron import export_megatron
 from sailor.data.mixture import Ingredient, mix
 from sailor.data.prepare import Told, prepare, words
-from sailor.data.tokens import Manifest, Part
+from sailor.data.tokens import Manifest, Part, load_manifest
 from sailor.units import count
 
 
@@ -79,8 +79,11 @@ def prepare_tokens(config: Config, *, progress: Told | None = None) -> Manifest:
     """The tokens of the configured text. ``path`` of the answer is what workers read.
 
     The sources of a mixture are prepared one after the other, each for itself. Raises DataError:
-    E501 nothing at the path, E505 more tokens than the model has rows, and those of sailor.data.
+    E501 nothing at the path, E503 data.prepared is not whole, E505 more tokens than the model has
+    rows, and those of sailor.data.
     """
+    if config.data.prepared is not None:
+        return load_manifest(Path(config.data.prepared).expanduser())
     folder = cache(config)
     found = {
         name: prepare(source, directory=folder, progress=progress)

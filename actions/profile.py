@@ -54,7 +54,8 @@ def run(config: Config, console: Console) -> int:
     device = _device_of(config)
     path = _path(config, spec, compute_bytes, device)
     known = not config.run.fresh and path.exists()
-    measurement = read_profile(path) if known else _measure(config, spec, compute_bytes, device)
+    with console.waiting("measuring"):
+        measurement = read_profile(path) if known else _measure(config, spec, compute_bytes, device)
     if not known:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(f".{os.getpid()}")

@@ -1,7 +1,7 @@
 """What is to be expected of a plan whose machines may vanish: goodput, hours, dollars, chances.
 
 The search compares plans as if nothing ever happened. Here each gets what is believed of its places
-(the prior, moved by what spot costs there), the published costs of a change, and the best way to be
+(``actions/hazards.py``), the published costs of a change, and the best way to be
 guarded: snapshots, copies and standbys, by the formulas of ``sailor/planner/risk.py``. While
 machines are missing the rest is taken to train in proportion; ``action=simulate`` asks the planner
 for every number of machines instead, and lives through a trace.
@@ -15,11 +15,12 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
+from actions.hazards import hazard_of
 from actions.planning import Question
-from sailor.cluster.pool import Offer
+from sailor.planner.evidence import Place
 from sailor.planner.explain import machines, zones
 from sailor.planner.futures import Response, Stand
-from sailor.planner.hazard import NEVER, PRIOR, Hazard, Place, from_price
+from sailor.planner.hazard import Hazard
 from sailor.planner.question import Candidate, Limits, Objective, SearchResult
 from sailor.planner.risk import Choice, Guard, Judged, Pay, Speed, expect, judge, rank
 from sailor.simulate.costs import Costs, stated
@@ -88,8 +89,9 @@ class Prospect:
         if self.futures is None:
             return 0.0
         within = {}
-        if limits.total_dollars is not None:
-            within["dollars"] = limits.total_dollars
+        dollars = limits.dollars_to_train(self.hours)
+        if dollars is not None:
+            within["dollars"] = dollars
         if limits.deadline_seconds is not None:
             within["hours"] = limits.deadline_seconds / 3600
         return self.futures.futures.chance(**within)
@@ -157,7 +159,7 @@ def prospect(candidate: Candidate, asked: Question) -> Prospect | None:
     stands = tuple(
         Stand(
             place=(r.offer.zone.name, r.offer.machine_type.name), machines=r.num_machines,
-            price_per_hour=r.offer.price_per_hour, hazard=hazard_of(r.offer, asked),
+            price_per_hour=r.offer.price_per_hour, hazard=hazard_of(r.offer, asked.believed),
         )
         for r in candidate.rentals
     )  # fmt: skip
@@ -172,22 +174,6 @@ def prospect(candidate: Candidate, asked: Question) -> Prospect | None:
     choice = min(found, key=lambda c: (c.dollars_per_sample, c.standbys, c.copies))
     hazards = {stand.place: stand.hazard for stand in stands}
     return Prospect(candidate=candidate, guard=guard, choice=choice, hazards=hazards)
-
-
-def hazard_of(offer: Offer, asked: Question) -> Hazard:
-    """Before anything is seen: the prior, moved by what spot costs compared with on demand."""
-    if not offer.spot:
-        return NEVER
-    sure = next(
-        (
-            o for o in asked.catalogue.pool.offers
-            if not o.spot and o.zone == offer.zone and o.machine_type == offer.machine_type
-        ),
-        None,
-    )  # fmt: skip
-    if sure is None or offer.price_per_hour <= 0 or sure.price_per_hour <= 0:
-        return PRIOR
-    return from_price(PRIOR, spot=offer.price_per_hour, on_demand=sure.price_per_hour)
 
 
 def speed_of(candidate: Candidate) -> Speed:
@@ -290,7 +276,7 @@ def spread(found: Prospect, asked: Question) -> str:
     sure = min((o for o in near if not o.spot), key=lambda o: o.price_per_hour, default=None)
     pays = [
         Pay(place=(o.zone.name, o.machine_type.name), machines=min(o.count, number),
-            price_per_hour=o.price_per_hour, hazard=hazard_of(o, asked))
+            price_per_hour=o.price_per_hour, hazard=hazard_of(o, asked.believed))
         for o in ([*offers, sure] if sure is not None else offers)
     ]  # fmt: skip
     best = next(iter(rank(pays, found.guard, speed_of(found.candidate))), None)
@@ -314,7 +300,7 @@ def _best_of_kinds(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _breaks(found: Prospect, limits: Limits) -> bool:
-    dollars, seconds = limits.total_dollars, limits.deadline_seconds
+    dollars, seconds = limits.dollars_to_train(found.hours), limits.deadline_seconds
     return (dollars is not None and found.dollars > dollars) or (
         seconds is not None and found.hours * 3600 > seconds
     )

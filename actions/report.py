@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from actions.away import away
 from actions.console import Console
 from actions.run_folder import run_name
 from actions.status import no_such_run
@@ -24,10 +25,14 @@ def run(config: Config, console: Console) -> int:
     path = root / run_name(config)
     if not (path / "events.jsonl").exists():
         raise no_such_run(path, root=root)
+    if there := away(path):
+        there.look()  # what is new there comes home, if it can be reached
     events = read_events(path / "events.jsonl")
     summary = summarise(events)
     write_summary(path / "summary.json", summary)
-    console.print(f"report   {write_report(path)}", soft_wrap=True)
+    with console.waiting("drawing the report"):
+        page = write_report(path)
+    console.print(f"report   {page}", soft_wrap=True)
     if names := again(config, path, command=str(summary["command"] or ""), events=events):
         console.print(f"trackers {', '.join(names)}")
     console.document(summary)

@@ -22,7 +22,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from actions.arguments import command as command_line
-from sailor.config import Config, flatten, plain
+from sailor.config import Config
+from sailor.config_keys import flatten, plain
 from sailor.errors import ConfigError
 
 # Keys that may differ when a run is resumed: they change what is shown, spent, waited for or kept,
@@ -32,7 +33,8 @@ FREE_KEYS = (
     "data.cache", "planner.patience", "checkpoint.keep", "checkpoint.keep_every",
     "checkpoint.compare_every", "checkpoint.anchor", "cloud.live",
     "cloud.replace", "cloud.trace", "cloud.cluster", "cloud.shared_files", "cloud.python",
-    "cloud.nodes_per_cluster", "cloud.launches", "cloud.join", "cloud.idle",
+    "cloud.nodes_per_cluster", "cloud.launches", "cloud.join", "cloud.idle", "cloud.controller",
+    "cloud.controller_keeps", "data.prepared",
     "checkpoint.path", "export", "eval", "cloud.isolated", "migrate", "cloud.standbys",
     "recipe",
 )  # fmt: skip
@@ -133,7 +135,7 @@ def open_run(config: Config, *, command: str) -> Iterator[RunFolder]:
         # A run that never began, for want of data or machines, has no claim on its name.
         resumed = saved.exists() and (path / "events.jsonl").exists()
         if resumed:
-            _refuse_another(saved, config, name=name)
+            refuse_another(path, config)
         else:
             _write_config(saved, config, command=command)
         yield RunFolder(name=name, path=path, resumed=resumed)
@@ -230,7 +232,9 @@ def _owner(path: Path) -> int | None:
         return None  # just being written, or by another version: the message does without
 
 
-def _refuse_another(saved: Path, config: Config, *, name: str) -> None:
+def refuse_another(path: Path, config: Config) -> None:
+    """Raise ConfigError E603 unless a run's folder is of this configuration."""
+    saved, name = path / "config.yaml", path.name
     try:
         document = yaml.safe_load(saved.read_text())
         if not isinstance(document, dict):

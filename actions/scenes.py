@@ -13,6 +13,7 @@ from pathlib import Path
 
 from actions.domain import HERE
 from actions.fleets import recruited
+from actions.hazards import beliefs
 from actions.planning import Question, question
 from actions.prospects import LINK_SHARE, STATE_BYTES, answered, guard_with
 from provision.outlook import Place as Offered
@@ -24,14 +25,15 @@ from sailor.config import Config
 from sailor.errors import ConfigError
 from sailor.observe.events import read_events
 from sailor.observe.history import replay
-from sailor.planner.hazard import NEVER, PRIOR, Hazard, Place, believe, from_price, observe
+from sailor.planner.evidence import Place, observe
+from sailor.planner.hazard import NEVER, PRIOR, Hazard
 from sailor.planner.question import Candidate
 from sailor.planner.risk import Guard, Pay
 from sailor.simulate.costs import Costs, measured, stated
 from sailor.simulate.fleet import Fleet
 from sailor.simulate.goodput import Scene, Size
+from sailor.simulate.job import Job
 from sailor.simulate.pace import PlannedSpeeds
-from sailor.simulate.world import Job
 from sailor.units import parse_seconds
 
 
@@ -147,22 +149,14 @@ class Setting:
 
     def hazards(self) -> dict[Place, Hazard]:
         """What is believed of each place after the trace so far, from the prior and its price."""
-        priors: dict[Place, Hazard] = {}
-        for (zone, kind, spot), offer in self.offers.items():
-            if spot:
-                sure = self.offers.get((zone, kind, False))
-                priors[zone, kind] = (
-                    from_price(PRIOR, spot=offer.price_per_hour, on_demand=sure.price_per_hour)
-                    if sure is not None and offer.price_per_hour > 0 and sure.price_per_hour > 0
-                    else PRIOR
-                )
         seen = observe(self.trace.events, seconds=self.trace.seconds)
+        believed = beliefs(self.offers.values(), preempted={}, evidence=seen)
         factor = self.config.simulate.hazard_factor
         return {
             place: replace(hazard, rate=hazard.rate / factor)
             if factor not in (0.0, 1.0)
             else hazard
-            for place, hazard in believe(priors, seen).items()
+            for place, hazard in believed.items()
         }
 
     def pays(self) -> list[Pay]:

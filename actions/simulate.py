@@ -19,7 +19,7 @@ from rich.table import Table
 from actions.console import Console
 from actions.scenes import Setting, setting
 from sailor.config import Config
-from sailor.planner.hazard import Place
+from sailor.planner.evidence import Place
 from sailor.planner.risk import Judged, choose
 from sailor.simulate.fleet import Fleet
 from sailor.simulate.goodput import (

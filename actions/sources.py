@@ -62,6 +62,8 @@ def what_is_read(config: Config) -> dict[str, str]:
 
 def tokenizer_of(config: Config) -> Tokenizer:
     """The tokenizer that reads, or has made, the configured data. Raises as ``reader`` does."""
+    if config.data.prepared is not None:
+        return reader(config, [])  # the text need not be here
     return reader(config, list(_texts(_wishes(config)).values()))
 
 

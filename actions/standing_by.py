@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from actions.hazards import hazard_of
 from actions.planning import Question
-from actions.prospects import hazard_of
 from sailor.config import Config
 from sailor.planner.question import Candidate
 from sailor.planner.standbys import Advice, advise
@@ -23,7 +23,7 @@ def standby_advice(config: Config, chosen: Candidate, asked: Question) -> Advice
     number = sum(r.num_machines for r in chosen.rentals)
     wish = config.cloud.standbys
     advice = advise(
-        hazard_of(rental.offer, asked), machines=number, standbys=wish or 0,
+        hazard_of(rental.offer, asked.believed), machines=number, standbys=wish or 0,
         price_per_hour=rental.offer.price_per_hour,
         replacement_hours=parse_seconds(config.cloud.join) / 2 / 3600,
     )  # fmt: skip
@@ -32,7 +32,7 @@ def standby_advice(config: Config, chosen: Candidate, asked: Question) -> Advice
     if wish is not None or not best:
         return advice
     return advise(
-        hazard_of(rental.offer, asked), machines=number, standbys=best,
+        hazard_of(rental.offer, asked.believed), machines=number, standbys=best,
         price_per_hour=rental.offer.price_per_hour,
         replacement_hours=parse_seconds(config.cloud.join) / 2 / 3600,
     )  # fmt: skip

@@ -3,7 +3,8 @@
     python run.py action=status                    all runs of runs_dir
     python run.py action=status run=NAME           one of them
 
-Reads files only, disturbs nobody. Whether a machine is gone is for action=down to prove.
+Reads files, and visits runs that have a machine of their own; disturbs nobody. Whether a machine is
+gone is for action=down to prove.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 
 from rich.table import Table
 
+from actions.away import ROOM, away
 from actions.console import Console
 from actions.recipe.record import kept_for
 from actions.run_folder import owner_pid, read_summary, said_of
+from provision.local import RECORD
 from provision.machines import MachineRecord
 from provision.orders import OrderBook
 from sailor.config import Config
@@ -25,6 +28,7 @@ from sailor.observe.events import read_events
 from sailor.observe.history import replay
 from sailor.observe.ledger import NodeLife
 from sailor.observe.summary import summarise
+from sailor.runtime.door import Seen
 
 
 def run(config: Config, console: Console) -> int:
@@ -58,14 +62,22 @@ def run(config: Config, console: Console) -> int:
 
 def advice(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What goes on and what it costs; for what may be left over, the command that ends it."""
-    going = [row for row in rows if row["pid"]]
+    going = [row for row in rows if row["goes_on"]]
     if going:
         rate = sum(row["usd_per_hour"] for row in going)
         cost = f", ${rate:.2f} an hour" if rate else ""
         yield f"{len(going)} go{'es' if len(going) == 1 else ''} on{cost}"
         for row in going:
             yield f"  {said_of(Path(row['folder']), 'watch')}   shows it"
-            yield f"  kill -INT {row['pid']}   saves and stops it"
+            yield (
+                f"  {said_of(Path(row['folder']), 'down')}   saves, stops it and ends its machine"
+                if row["elsewhere"]
+                else f"  kill -INT {row['pid']}   saves and stops it"
+            )
+    for row in rows:
+        if row["elsewhere"] and not row["goes_on"]:
+            yield f"{row['run']} was not brought home"
+            yield f"  {said_of(Path(row['folder']), 'watch')}   fetches its results"
     for row in rows:
         if row["left_over"]:
             names = ", ".join(row["left_over"])
@@ -80,8 +92,12 @@ def status_of(path: Path) -> dict[str, Any]:
     ``usd_per_hour``: of machines that are not proven gone. ``left_over``: those of a run that does
     not go on.
     """
-    pid = owner_pid(path)
-    summary = {} if pid else read_summary(path)
+    pid, there = owner_pid(path), away(path)
+    elsewhere = there is not None and not there.is_home
+    seen = there.look() if there is not None and elsewhere else None
+    runs_there = seen is not None and seen.exit_code is None
+    goes_on = pid is not None or runs_there
+    summary = {} if goes_on else read_summary(path)
     log = path / "events.jsonl"
     machines: list[NodeLife] = []
     if summary.get("released") is not True and log.exists():
@@ -92,21 +108,36 @@ def status_of(path: Path) -> dict[str, Any]:
     names = ("steps", "total_steps", "loss_last", "eval_loss", "cost_usd")
     return {
         "run": path.name,
-        "state": f"running (pid {pid})" if pid else "killed" if ended == "running" else ended,
+        "state": _state(pid, ended, elsewhere=elsewhere, seen=seen),
         "pid": pid,
+        "elsewhere": elsewhere,
+        "goes_on": goes_on,
         **{name: summary.get(name) for name in names},
         "usd_per_hour": sum(life.price_per_hour for life in machines),
-        "left_over": [] if pid else _left_over(path, machines),
+        "left_over": [] if goes_on else _left_over(path, machines),
         "recipe": kept_for(path),
         "folder": str(path),
     }
 
 
+def _state(pid: int | None, ended: str, *, elsewhere: bool, seen: Seen | None) -> str:
+    if elsewhere:
+        if seen is None:
+            return "out of reach"
+        if seen.exit_code is None:
+            return "running (own machine)"
+        return f"ended ({seen.exit_code}), not fetched"
+    if pid:
+        return f"running (pid {pid})"
+    return "killed" if ended == "running" else ended
+
+
 def _left_over(path: Path, machines: Sequence[NodeLife]) -> list[str]:
     """Machines nobody has proven gone: by the log, and by what was noted before each order."""
     names = {life.node for life in machines}
-    names |= {machine.node for machine in MachineRecord(path / "machines.jsonl").remaining()}
-    names |= {node for order in OrderBook(path).remaining() for node in order.nodes}
+    for folder in (path, path / ROOM):  # in the second, the machine of the controller itself
+        names |= {node for order in OrderBook(folder).remaining() for node in order.nodes}
+        names |= {machine.node for machine in MachineRecord(folder / RECORD).remaining()}
     return sorted(names)
 
 

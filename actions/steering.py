@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import stat
 from pathlib import Path
 
+from actions.away import ask_run
 from actions.run_folder import said_of
 from sailor.observe.keys import Key
 from sailor.observe.live import View
-from sailor.runtime.requests import Replan, Request, Save, Stop, ask
+from sailor.runtime.requests import Replan, Request, Save, Stop
+from sailor.runtime.visit import NobodyHome
+
+log = logging.getLogger(__name__)
 
 
 def farewell(folder: Path) -> list[str]:
@@ -23,11 +28,26 @@ def farewell(folder: Path) -> list[str]:
     ]
 
 
+def farewell_away(folder: Path) -> list[str]:
+    """The same for a run that goes on on a machine of its own."""
+    return [
+        "the view is closed; the run goes on on its own machine",
+        f"  watch     {said_of(folder, 'watch')}",
+        f"  end       {said_of(folder, 'down')}   saves, stops it and gives all machines back",
+    ]
+
+
 def keys_of(folder: Path) -> dict[str, Key]:
-    """Key -> what it leaves in the run's folder for the controller (sailor/runtime/requests.py)."""
+    """Key -> what it asks of the controller of the run (sailor/runtime/requests.py)."""
+
+    def press(request: Request) -> None:
+        try:
+            ask_run(folder, request)
+        except NobodyHome as error:  # out of reach for a moment: the key may be pressed again
+            log.warning("not asked: %s", error)
 
     def asking(label: str, request: Request) -> Key:
-        return Key(label=label, press=lambda: ask(folder, request))
+        return Key(label=label, press=lambda: press(request))
 
     return {
         "s": asking("[s]ave now", Save(why="key s")),

@@ -19,14 +19,17 @@ from actions.begin import Beginning, begin
 from actions.console import Console
 from actions.ending import error_of
 from actions.foretold import foretold
-from actions.limits import refuse_when_spent, watch
+from actions.hazards import hazard_of
+from actions.limits import Afterwards, refuse_when_spent, watch
 from actions.machines import (
     Machinery,
     first_requests,
     machinery,
     offers_by_place,
     own_network,
+    shares_network,
 )
+from actions.own_machine import beside_per_hour
 from actions.planning import Question, question
 from actions.prospects import answered
 from actions.run_folder import config_digest
@@ -34,21 +37,23 @@ from actions.run_page import beside
 from actions.signals import signals_restored, stop_signals
 from actions.standing_by import with_standbys
 from actions.steering import farewell, goes_on_without_terminal, hear_hang_ups, keys_of
+from actions.terrain import Terrain
 from actions.trackers import follow, names_of
-from actions.waits import limits, stragglers
+from actions.waits import limits, rebalance_every_s, stragglers
 from actions.whence import changed, versions
 from actions.worth import Worth
 from provision.catalog import LOCAL_MACHINE
 from provision.faults import FaultInjector
 from provision.full_disk import FullDisk
 from provision.namespaces import Namespaces
-from provision.outlook import BackOff, advised
+from provision.outlook import BackOff, foreseen
 from provision.recruit import Crew, Rules
 from provision.recruiter import Recruiter, Refusal
+from sailor.addresses import bare
 from sailor.checkpoint.files import is_remote
 from sailor.checkpoint.interval import LossRate
 from sailor.cluster.provisioner import NodeRequest, is_anchor
-from sailor.config import Config, Output
+from sailor.config import Config, ControllerPlace, Output
 from sailor.errors import Interrupted, SailorError
 from sailor.observe.events import Event, EventLog, read_events
 from sailor.observe.history import replay
@@ -58,7 +63,8 @@ from sailor.observe.summary import summarise, write_summary
 from sailor.parallel.boxes import finest_pieces
 from sailor.planner.hazard import PRIOR
 from sailor.planner.question import Candidate
-from sailor.runtime.controller import Controller, ControllerSettings
+from sailor.runtime.controller import Controller
+from sailor.runtime.controller_settings import ControllerSettings
 from sailor.runtime.identity import create_identity
 from sailor.runtime.messages import RunSettings
 from sailor.runtime.state import End
@@ -70,6 +76,15 @@ EXIT_CODES = {End.done: 0, End.failed: 1, End.diverged: 6, End.limit: 7, End.int
 def run(config: Config, console: Console) -> int:
     """Train. Returns the exit code of docs/architecture.md; raises SailorError before it starts."""
     names_of(config)  # what is not installed is said before anything starts
+    if config.cloud.controller is ControllerPlace.cluster:
+        from actions.sending import run as send  # here: it has this module on the other side
+
+        return send(config, console)
+    return train_here(config, console)
+
+
+def train_here(config: Config, console: Console) -> int:
+    """Train with the controller in this process: also on the machine that is its own."""
     with signals_restored(), begin(config, console) as beginning:
         if beginning is None:
             return 0
@@ -153,6 +168,7 @@ class _Training:
             "run_started",
             status="resumed" if self.beginning.folder.resumed else "fresh",
             model=config.model.name,
+            cloud=config.cloud.name,
             parameters=asked.spec.num_parameters,
             total_steps=self.beginning.settings.total_steps,
             global_batch_size=config.train.global_batch_size,
@@ -172,8 +188,8 @@ class _Training:
             budget_usd=config.budget.total_usd,
         )
         told = foretold(plan, chosen.estimate, asked, priced=True)
+        told["estimate_usd_per_hour"] += beside_per_hour(config)
         if self.anchor is not None:
-            told["estimate_usd_per_hour"] += self.anchor.host.price_per_hour
             told["anchor"] = self.anchor.document()
         events.write("plan_chosen", **told)
 
@@ -182,6 +198,9 @@ class _Training:
     ) -> ControllerSettings:
         config, beginning = self.config, self.beginning
         most_gpus = asked.catalogue.pool.max_gpus_per_machine
+        spot = [asked.believed.get((r.zone, r.machine_type), PRIOR) for r in requests if r.spot]
+        # Machines that are not taken away fail all the same; the worst place sets the pace.
+        hazard = max(spot, key=lambda h: h.events_per_machine_hour, default=PRIOR)
         return ControllerSettings(
             directory=beginning.folder.path,
             run=RunSettings(
@@ -195,7 +214,7 @@ class _Training:
             ),
             limits=limits(config, initial_nodes=len(requests)),
             nodes=requests,
-            host=config.runtime.host if self.network is None else self.network.host,
+            host=bare(config.runtime.host) if self.network is None else self.network.host,
             port=config.runtime.port,
             heartbeat_s=parse_seconds(config.runtime.heartbeat),
             lease_s=parse_seconds(config.runtime.lease),
@@ -209,11 +228,14 @@ class _Training:
                 if event.kind == "step" and event.get("loss") is not None
             },
             recorded=frozenset((e.generation, e["step"]) for e in past if e.kind == "step"),
-            hazard=LossRate(losses=PRIOR.shape * PRIOR.mean_bulk, machine_s=PRIOR.rate * 3600),
+            hazard=LossRate(losses=hazard.shape * hazard.mean_bulk, machine_s=hazard.rate * 3600),
             rehearse=config.runtime.rehearse,
             anchor=None if self.anchor is None else self.anchor.request(),
             anchor_join_s=parse_seconds(config.cloud.join),
             stragglers=stragglers(config),
+            rebalance_every_s=rebalance_every_s(config),
+            # Machines that share this computer's own network have no lines to measure.
+            link_factor=None if shares_network(config) else config.runtime.link_factor,
         )
 
     def _view(self) -> str:
@@ -226,14 +248,19 @@ class _Training:
         """Controller, machines and faults, until the run has ended and all is released."""
         config, folder = self.config, self.beginning.folder
         requests = first_requests(config, chosen)
-        worth = Worth(asked, chosen.plan)
+        terrain, worth = Terrain(asked, chosen.plan), Worth(asked, chosen.plan)
+        terrain.changed.append(worth.learn)
         keys = folder.path / ".identity"
         controller = Controller(
             self._settings(asked, requests, past),
             identity=create_identity(keys, run=folder.name),
-            replan=asked.replanner(chosen.plan),
+            replan=terrain.replan,
             not_worth=worth.not_worth if config.cloud.replace else None,
-            foretold=lambda plan: foretold(plan, asked.estimate(plan), asked, priced=False),
+            foretold=lambda plan: foretold(
+                plan, terrain.asked.estimate(plan), terrain.asked, priced=False
+            ),
+            links=terrain,
+            prospect=worth,
             events=events,
         )
         ends: list[SailorError] = []
@@ -289,6 +316,7 @@ class _Training:
                     config.budget,
                     events=events,
                     past=past,
+                    afterwards=Afterwards.of(config.cloud),
                     stop=lambda why: controller.ask_stop(End.limit, why),
                 )
             )
@@ -327,8 +355,8 @@ class _Training:
         pace = config.cloud.trace.faster if config.cloud.name == "trace" else 1.0
         usual = Rules()
         per_hour = config.budget.per_hour_usd
-        if per_hour is not None and self.anchor is not None:
-            per_hour -= self.anchor.host.price_per_hour
+        if per_hour is not None:
+            per_hour -= beside_per_hour(config)
         rules = Rules(
             join_s=parse_seconds(config.cloud.join),
             dollars_per_hour=per_hour,
@@ -343,9 +371,13 @@ class _Training:
             offers=offers,
             rules=rules,
             outlooks={
-                place: advised(asked.catalogue.obtainable[place[:2]])
-                for place in offers
-                if place[2] and place[:2] in asked.catalogue.obtainable
+                place: foreseen(
+                    losses=hazard.shape * hazard.mean_bulk,
+                    machine_hours=hazard.rate,
+                    obtainable=asked.catalogue.obtainable.get(place[:2]) if place[2] else None,
+                )
+                for place, offer in offers.items()
+                for hazard in (hazard_of(offer, asked.believed),)
             },
         )
 

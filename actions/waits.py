@@ -28,6 +28,12 @@ def limits(config: Config, *, initial_nodes: int) -> Limits:
     )  # fmt: skip
 
 
+def rebalance_every_s(config: Config) -> float | None:
+    """Time between two looks at who has whose seats, None where nobody looks."""
+    every = config.runtime.rebalance_every
+    return None if every is None else parse_seconds(every)
+
+
 def stragglers(config: Config) -> Rules | None:
     """What counts as slow, None where nothing does."""
     slow = config.runtime.straggler

@@ -4,20 +4,23 @@
     python run.py action=watch                      of the one run that goes on
     python run.py action=watch run=NAME ui=json     every event from the first on, one a line
 
-Reads the run's event log. Ends when the run does; Ctrl-C or q end the view alone.
+Reads the run's event log, wherever the run lives. Ends when the run does; Ctrl-C or q end the view
+alone.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from actions.console import Console
-from actions.run_folder import owner_pid, said_of
+from actions.following import Follower, follower, goes_on
+from actions.homecoming import come_home
+from actions.run_folder import said_of
 from actions.status import no_such_run
 from sailor.config import Config, Output, UiMode
 from sailor.errors import ConfigError
@@ -28,8 +31,8 @@ from sailor.observe.keys import Key
 from sailor.observe.live import View, view_of
 from sailor.observe.panel import clock
 from sailor.observe.summary import summarise
-from sailor.observe.tail import Tail
 
+LEFT = 75  # the run goes on and nobody looks: the same command looks again
 _LOOK_S = 0.25
 _OWNER_S = 2.0  # how often it is asked whether the run lives, while nothing is heard of it
 _LATEST = 6  # notable lines of the past shown when a view is opened
@@ -38,39 +41,77 @@ _LATEST = 6  # notable lines of the past shown when a view is opened
 def run(config: Config, console: Console) -> int:
     """Show it until it ends or the view is closed. Raises ConfigError E608."""
     path = _path(config)
-    watch = _Watch(path=path, tail=Tail(path / "events.jsonl"))
+    attend(config, console, path)
+    return 0
+
+
+def attend(
+    config: Config, console: Console, path: Path, *, keys: Mapping[str, Key] | None = None,
+    farewell: Sequence[str] = (),
+) -> int:  # fmt: skip
+    """Show the run of a folder until it ends or nobody looks any more; its exit code, or LEFT.
+
+    ``keys`` is what the view's keys ask of the run, q to close it where there are none. A run that
+    lives elsewhere is brought home when it has ended. Raises CloudError E410 when it cannot be
+    reached for a while.
+    """
+    try:
+        return _attend(config, console, path, keys=keys, farewell=farewell)
+    except KeyboardInterrupt:  # before there was a view, or while results were brought home
+        console.print(f"the run is as it was; {said_of(path, 'watch')}   watches it again")
+        return LEFT
+
+
+def _attend(
+    config: Config, console: Console, path: Path, *, keys: Mapping[str, Key] | None,
+    farewell: Sequence[str],
+) -> int:  # fmt: skip
+    watch = _Watch(path=path, follow=follower(path))
     watch.take()
     mode = "quiet" if config.output is Output.json else config.ui.mode.value
     if mode not in ("quiet", UiMode.json.value):
         for line in _so_far(watch.past):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-    close = Key(label="[q] close the view", press=watch.closed.set)
+    close = {"q": Key(label="[q] close the view", press=watch.closed.set)}
     view = view_of(
         mode, console=console, history=replay(() if mode == "json" else watch.past),
-        now=watch.now, folder=path,
-        keys={"q": close},
+        now=watch.now, folder=path, keys=close if keys is None else keys, farewell=farewell,
+        ctrl_c=words.CLOSES,
     )  # fmt: skip
-    if mode == UiMode.json.value:
-        for event in watch.past:
-            view.see(event)
     try:
+        for event in watch.past if mode == UiMode.json.value else ():
+            view.see(event)
         _follow(watch, view)
     except KeyboardInterrupt:
         watch.closed.set()
+    finally:
+        watch.follow.close()
+    speaks = mode not in ("quiet", UiMode.json.value)
+    code = 0
     if watch.closed.is_set():
-        view.detach()
-        if mode not in ("quiet", UiMode.json.value):
-            console.print(f"the run is as it was; {said_of(path, 'watch')}   watches it again")
-    elif watch.history.status == "running" and mode not in ("quiet", UiMode.json.value):
-        view.detach()  # killed: nobody wrote how it ended
-        for line in words.result(watch.history, killed=True):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"{said_of(path, 'down')}   ends what it may have left rented")
+        code = LEFT
+        if not view.detached:
+            view.detach()
+            if speaks:
+                told = farewell or [
+                    f"the run is as it was; {said_of(path, 'watch')}   watches it again"
+                ]
+                for line in () if farewell and mode == "live" else told:
+                    console.print(line, soft_wrap=True)
     else:
-        view.close()
+        code = come_home(watch.follow, console)
+        for event in watch.take():  # a controller's own machine is gone last
+            view.see(event)
+        if watch.history.status == "running" and speaks:
+            view.detach()  # killed: nobody wrote how it ended
+            for line in words.result(watch.history, killed=True):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{said_of(path, 'down')}   ends what it may have left rented")
+        else:
+            view.close()
     if config.output is Output.json:
         console.document(summarise(watch.history))
-    return 0
+    return code
 
 
 @dataclass(kw_only=True)
@@ -78,7 +119,7 @@ class _Watch:
     """What is known of the run. ``closed`` is set when nobody wants to look any more."""
 
     path: Path
-    tail: Tail
+    follow: Follower
     history: RunHistory = field(default_factory=RunHistory)
     past: list[Event] = field(default_factory=list)  # what had happened when the view was opened
     last: Event | None = None
@@ -86,7 +127,7 @@ class _Watch:
 
     def take(self) -> list[Event]:
         """What is new in the log."""
-        new = self.tail.read()
+        new = self.follow.read()
         for event in new:
             self.history.apply(event)
         if new:
@@ -112,13 +153,15 @@ def _follow(watch: _Watch, view: View) -> None:
         new = watch.take()
         for event in new:
             view.see(event)
+        if view.detached:
+            watch.closed.set()
         if new:
             continue
         if not lives:
             return
         if time.monotonic() - asked_at >= _OWNER_S or watch.history.status != "running":
             asked_at = time.monotonic()
-            lives = owner_pid(watch.path) is not None  # one more look for what it wrote last
+            lives = watch.follow.lives()  # one more look for what it wrote last
         if lives:
             watch.closed.wait(_LOOK_S)
 
@@ -150,7 +193,7 @@ def _path(config: Config) -> Path:
             raise no_such_run(path, root=root)
         return path
     runs = sorted(found.parent for found in root.glob("*/config.yaml"))
-    alive = [path for path in runs if owner_pid(path) is not None]
+    alive = [path for path in runs if goes_on(path)]
     if len(alive) == 1:
         return alive[0]
     raise ConfigError(

@@ -12,7 +12,8 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from sailor.config import Config, flatten, plain
+from sailor.config import Config
+from sailor.config_keys import flatten, plain
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("torch", "numpy", "msgspec", "safetensors", "hydra-core", "skypilot")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from actions.planning import Question
 from provision.outlook import Place
+from sailor.cluster.provisioner import NodeRequest
 from sailor.errors import NoFeasiblePlan
 from sailor.parallel.layout import Member, WorkerId
 from sailor.plan import Plan
@@ -20,10 +21,15 @@ class Worth:
     """Speeds of sets of machines, each worked out once. ``plan`` is the run's first one."""
 
     def __init__(self, asked: Question, plan: Plan) -> None:
-        self._asked = asked
+        self._asked, self._plan = asked, plan
         self._replan = asked.replanner(plan)
         self._wanted = {machine_type for _, machine_type in plan.gpus_by_pool()}
         self._speeds: dict[tuple[tuple[tuple[str, str], int], ...], float] = {}
+
+    def learn(self, asked: Question) -> None:
+        """Things are known better now."""
+        self._asked, self._replan = asked, asked.replanner(self._plan)
+        self._speeds = {}
 
     def gain(self, members: Sequence[tuple[str, str]]) -> Callable[[Place], float]:
         """Tokens per second that one more machine in a place adds to these (zone, machine type).
@@ -54,6 +60,17 @@ class Worth:
             f"{steps_left:,} steps of {after:.3g} s instead of {before:.3g} s gain "
             f"{duration(max(0.0, gained_s))}, the change costs {duration(pause_s)}"
         )
+
+    def step_seconds(self, plan: Plan) -> float:
+        """What one step of a plan takes, as links are known by now."""
+        return self._asked.step_seconds(plan)
+
+    def losses_per_s(self, request: NodeRequest) -> float:
+        """How often a machine like this is taken away: never, unless it is a preemptible one."""
+        believed = self._asked.believed.get((request.zone, request.machine_type))
+        if believed is None or not request.spot:
+            return 0.0
+        return believed.events_per_machine_hour * believed.mean_bulk / 3600.0
 
     def _speed(self, machines: Sequence[tuple[str, str]]) -> float:
         key = tuple(sorted(Counter(machines).items()))

@@ -33,6 +33,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.document import machine, show
+from benchmarks.snapshot_waits import waited
 from sailor.data.corpus import Corpus, standard_library
 from sailor.data.prepare import prepare
 from sailor.data.source import TextSource
@@ -162,7 +163,7 @@ def run_part(folder: Path, *, quick: bool) -> Part:
 
 def stalls(events: tuple[Event, ...], counted: range) -> tuple[float, dict[int, float]]:
     """What a step usually waits for its snapshot, and durable step -> seconds beyond that."""
-    told = {e["step"]: e["stall_s"] for e in events if e.kind == "snapshot" if e["step"] in counted}
+    told = waited(events, counted)
     usual = median(s for step, s in told.items() if step % PERSIST_EVERY)
     extra = {step: max(0.0, s - usual) for step, s in told.items() if step % PERSIST_EVERY == 0}
     return usual, extra

@@ -9,10 +9,13 @@ things measured in this run, in turns (benchmarks/engine_crew.py):
   keeps them, as torchtitan does with a pipeline;
 - ``peers``: PP2 x DP2 as a share of the ideal (two cores: half the time of one single-thread
   ``transformers`` process), TP2 x PP2 over that one process, and over what picotron and
-  megatron-core were measured to reach in the same ratio;
+  megatron-core were measured to reach in the same ratio; ``both_cores`` is the share of the ideal
+  that two such processes reach side by side, which know nothing of each other: what this machine
+  grants at most;
 - ``single``: one process of ours against it, forward + backward + step, by CPU time;
 - ``elastic``: whole runs against the bare engine (benchmarks/engine_elastic.py);
-- ``scaling``: CPU seconds per token of 1, 2 and 4 replicas with the same work for each.
+- ``scaling``: CPU seconds per token of 1, 2 and 4 replicas with the same work for each, and of two
+  single replicas that know nothing of each other (``both_cores_cpu``).
 
 Wall times are those of the best of many short rounds: other users of the machine can only add to
 them. Medians and spreads are in the detail.
@@ -126,6 +129,7 @@ def peers_part(bench: Bench) -> Part:
     for shape in ("3m", "25m"):
         jobs = {
             "one": bench.theirs("transformers", shape),
+            "two": bench.theirs("transformers", shape, world_size=2),
             "pp2dp2": bench.ours(shape, "pp2dp2"), "tp2pp2": bench.ours(shape, "tp2pp2"),
         }  # fmt: skip
         many = 3 if shape == "3m" else 1
@@ -133,7 +137,10 @@ def peers_part(bench: Bench) -> Part:
             jobs, rounds=16 if shape == "3m" else 10, steps=dict.fromkeys(jobs, many)
         )
         data, tensor = (ratio(records["one"], records[cut]) for cut in ("pp2dp2", "tp2pp2"))
+        both = ratio(records["one"], records["two"])["best"]
         figures[f"share_of_ideal_pp2dp2_{shape}"] = data["best"] / 2
+        figures[f"share_of_ideal_both_cores_{shape}"] = both
+        figures[f"share_of_both_cores_pp2dp2_{shape}"] = data["best"] / 2 / both
         figures[f"tp2pp2_vs_one_process_{shape}"] = tensor["best"]
         faster.append(tensor["best"])
         above.append(tensor["best"] / max(PEERS_TP2PP2[shape].values()))
@@ -178,11 +185,18 @@ def scaling_part(bench: Bench) -> Part:
         f"{number}": bench.ours("3m", cut, batch=16 * number, sharded=False)
         for number, cut in ((1, "one"), (2, "dp2"), (4, "dp4"))
     }
-    records = bench.compete(jobs, rounds=12, steps=dict.fromkeys(jobs, 2))
-    per_worker = {number: record.cpu_s / int(number) for number, record in records.items()}
+    apart = bench.ours("3m", "one", batch=16, sharded=False, world_size=2)
+    records = bench.compete(
+        jobs | {"apart": apart}, rounds=12, steps=dict.fromkeys([*jobs, "apart"], 2)
+    )
+    per_worker = {number: records[number].cpu_s / int(number) for number in jobs}
+    scaling = max(per_worker.values()) / per_worker["1"]
+    both_cores = records["apart"].cpu_s / 2 / per_worker["1"]
     return {
         "figures": {
-            "weak_scaling_cpu_per_token": max(per_worker.values()) / per_worker["1"],
+            "weak_scaling_cpu_per_token": scaling,
+            "both_cores_cpu": both_cores,
+            "weak_scaling_over_both_cores": scaling / both_cores,
         },
         "detail": {"cpu_s_per_worker_and_step": per_worker, **_details(records)},
     }

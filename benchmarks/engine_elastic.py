@@ -22,6 +22,7 @@ import psutil
 
 from benchmarks.engine_crew import ROOT, Crew, Record
 from benchmarks.engine_shapes import SEQUENCE, SHAPES, Shape
+from benchmarks.snapshot_waits import waited
 from sailor.observe.events import Event, read_events
 
 CUT = "pp2dp2"
@@ -65,6 +66,9 @@ def report(
         "figures": {
             "elastic_overhead": min(r.cpu_s for r in sparse) / bare.cpu_s - 1.0,
             "elastic_overhead_every_step": min(r.cpu_s for r in dense) / bare.cpu_s - 1.0,
+            # By the clock: copies also take of what a step would compute with.
+            "every_step_over_seldom": min(r.wall_s for r in dense)
+            / min(r.wall_s for r in sparse) - 1.0,
             "snapshot_stall_share": median(r.stall_share for r in dense),
             "snapshot_copy_gb_per_s": median(bandwidths) if bandwidths else None,
         },
@@ -186,8 +190,8 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _stalls(events: tuple[Event, ...], counted: range) -> tuple[list[float], list[float]]:
-    """Seconds that each step waited for its snapshot (its slowest rank), and GB/s of that copy."""
+    """Seconds that training waited for each step's snapshot, and GB/s of the slowest rank's copy,
+    made beside the next step."""
     told = [e for e in events if e.kind == "snapshot" and e["step"] in counted]
-    slowest = {e["step"]: e["stall_s"] for e in told}
-    rates = [e["bytes"] / e["workers"] / max(e["stall_s"], 1e-9) / 1e9 for e in told]
-    return list(slowest.values()), rates
+    rates = [e["bytes"] / e["workers"] / max(e["copy_s"], 1e-9) / 1e9 for e in told]
+    return list(waited(events, counted).values()), rates

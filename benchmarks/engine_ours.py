@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from benchmarks.engine_rank import Train
 from benchmarks.engine_shapes import SHAPES, layout_of, plan_of, settings_of
-from sailor.parallel.comm import build_groups, loopback_groups
+from sailor.parallel.groups import build_groups, loopback_groups
 from sailor.training.trainer import Trainer
 
 
@@ -19,7 +19,7 @@ def contender(job: dict[str, Any]) -> Train:
     shape = SHAPES[job["shape"]]
     plan = plan_of(shape, job["cut"], batch=job.get("batch"), sharded=job.get("sharded", False))
     layout = layout_of(plan, shape.spec())
-    rank = job["rank"]
+    rank = job["rank"] if layout.world_size > 1 else 0  # several of one rank: each for itself
     settings = settings_of(plan, tokens=job["tokens"], deterministic=job["deterministic"])
     trainer = Trainer(layout=layout, rank=rank, settings=settings)
     trainer.initialise(layout.kept[rank])

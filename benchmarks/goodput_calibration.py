@@ -16,8 +16,9 @@ from typing import Any
 
 from actions.prospects import guard_with
 from provision.spot_model import ZoneModel, draw
+from sailor.planner.evidence import Place
 from sailor.planner.futures import Futures, Stand, imagine
-from sailor.planner.hazard import PRIOR, Hazard, Place
+from sailor.planner.hazard import PRIOR, Hazard
 from sailor.planner.risk import expect, setup_of
 from sailor.simulate.costs import Costs, stated
 from sailor.simulate.fleet import rent

@@ -15,8 +15,9 @@ from typing import Any
 
 from provision.spot_model import ZoneModel, draw
 from provision.trace import Trace
+from sailor.planner.evidence import Place, observe
 from sailor.planner.futures import Response, Stand
-from sailor.planner.hazard import NEVER, PRIOR, Hazard, Place, believe, observe
+from sailor.planner.hazard import NEVER, PRIOR, Hazard, believe
 from sailor.planner.risk import Choice, Guard, Pay, expect, options
 from sailor.simulate.costs import Costs, stated
 from sailor.simulate.fleet import in_turn, rent

@@ -8,8 +8,9 @@ Real processes and real SIGKILLs on this computer, ours and the baseline's one a
 same model size, global batch, segment, factor and time. The trace is made faster by the factor
 that is printed. Scaled by it: when machines are taken and can be had. Not scaled: everything that
 is done about it - noticing, deciding, starting processes, moving state, saves and steps. So a
-second of recovery costs as many seconds of the trace as the factor says, for both. No loss is
-announced. Where the recordings are not there, traces are drawn from measured rates.
+second of recovery costs as many seconds of the trace as the factor says, for both. Neither sums
+exactly, and each puts into a microbatch what it likes: the planner's choice, all that a worker
+has. No loss is announced. Where the recordings are not there, traces are drawn from measured rates.
 
 kept steps a second counts each step once that the newest state contains; goodput is the share of
 the time that went into those.
@@ -85,7 +86,7 @@ def row(segment: str, *, faster: float, seed: int) -> dict[str, Any]:
     seconds = HOURS * 3600 / faster
     play = Play(
         path=path, seed=seed, faster=faster, seconds=seconds, from_step=True,
-        more=(*_WORDS, f"train.global_batch_size={BATCH}", "planner.microbatch_size=1",
+        more=(*_WORDS, f"train.global_batch_size={BATCH}", "train.deterministic=false",
               "cloud.memory_per_gpu=4GiB", "cloud.trace.notice=0s", f"cloud.nodes={MOST}"),
     )  # fmt: skip
     trace = trace_of(configured(*play.command(Path("runs"))[2:]))

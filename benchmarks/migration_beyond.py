@@ -12,8 +12,9 @@ from typing import Any
 
 from sailor.simulate.costs import Costs
 from sailor.simulate.fleet import Change, Fleet, NodeEvent
+from sailor.simulate.job import Job
 from sailor.simulate.pace import StepTable
-from sailor.simulate.world import Job, simulate
+from sailor.simulate.world import simulate
 
 SIZES = (1024, 65536)
 TOGETHER = 16  # machines that leave at one moment

@@ -8,6 +8,17 @@ from statistics import median
 
 from sailor.observe.events import Event
 
+_STANDING = ("decide_s", "prepare_s", "copy_s", "switch_s")  # of a pause, before its first step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """Processor seconds that a switch took."""
+
+    stayer_s: float
+    newcomer_s: float
+    controller_s: float
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
@@ -16,7 +27,12 @@ class Change:
     ``gap_s``: from the last step applied before to the first applied after it, less one usual step:
     all the time that was lost, whatever it was spent on. ``after_detection_s``: from the moment a
     loss was known to that first step applied; None for planned ones. ``first_step``: the first
-    step's own seconds, as a multiple of the median of the generation's later ones.
+    step's own seconds, as a multiple of the median of the generation's later ones. ``stood_s``:
+    how long all stood still, from the first that did to Go, on the controller's clock: a part of
+    ``gap_s``, and the part that no chance in the length of two steps can hide. ``moved``: machines
+    that train and did not before. ``work``: processor seconds of the busiest machine that
+    stayed, of the busiest that came, and of the controller: what does not depend on how many of
+    them share a processor. None where the log does not say.
     """
 
     planned: bool
@@ -26,6 +42,9 @@ class Change:
     after_detection_s: float | None
     first_step: float | None
     steps_redone: int
+    stood_s: float
+    moved: int
+    work: Work | None = None
 
     @property
     def gap_steps(self) -> float:
@@ -48,6 +67,8 @@ def changes(log: Sequence[Event]) -> list[Change]:
     by_generation = _by_generation(log)
     lost = [e.t for e in log if e.kind in ("node_lost", "worker_lost")]
     pauses = [e for e in log if e.kind == "pause" and e["cause"] != "start"]
+    begun = [e for e in log if e.kind == "generation_started"]
+    nodes = {e.generation: set(e.get("nodes", ())) for e in begun}
     for pause in pauses:
         steps = by_generation.get(pause.generation, [])
         before = [e for g, es in by_generation.items() if g < pause.generation for e in es]
@@ -67,9 +88,28 @@ def changes(log: Sequence[Event]) -> list[Change]:
                 after_detection_s=first.t - known[-1] if known and not pause["planned"] else None,
                 first_step=first["seconds"] / median(later) if len(later) >= 3 else None,
                 steps_redone=int(pause["steps_redone"]),
+                stood_s=sum(pause.get(part, 0.0) for part in _STANDING),
+                moved=len(nodes.get(pause.generation, set()) - nodes.get(last.generation, set())),
+                work=_work(pause),
             )
         )
     return found
+
+
+def _work(pause: Event) -> Work | None:
+    if pause.get("stayer_cpu_s") is None:
+        return None
+    return Work(
+        stayer_s=pause["stayer_cpu_s"],
+        newcomer_s=pause["newcomer_cpu_s"],
+        controller_s=pause["controller_cpu_s"],
+    )
+
+
+def seconds_of(log: Sequence[Event], *, after: int, until: int) -> float:
+    """Wall-clock seconds from one step's being applied to a later one's, each as it was last."""
+    applied = {e["step"]: e.t for e in log if e.kind == "step" and e["num_samples"]}
+    return applied[until] - applied[after]
 
 
 def losses(log: Sequence[Event]) -> dict[int, float]:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,12 +56,30 @@ class Setting:
         ]  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Of one process, bytes. ``peak_bytes``: the largest resident set so far, pages of files that
+    it has mapped, code and training data, included. ``own_bytes``: resident now without those."""
+
+    peak_bytes: int
+    own_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """Memory of all workers that live, by name, at or after a step."""
+
+    step: int
+    memory: Mapping[str, Memory]
+
+
 class Job:
     """A run under way. Raises RuntimeError, with what it printed, when it ends or hangs."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.folder = setting.folder / NAME
+        self.looks: list[Look] = []  # at memory, one each time that its log was looked at
         self._printed = setting.folder / "output.txt"
         setting.folder.mkdir(parents=True, exist_ok=True)
         with self._printed.open("ab") as output:
@@ -79,7 +97,8 @@ class Job:
     def until(self, condition: Callable[[tuple[Event, ...]], bool], *, what: str) -> None:
         """Wait for something to show in the log."""
         deadline = time.monotonic() + _PATIENCE_S
-        while not condition(self.log):
+        while not condition(log := self.log):
+            self.looks.append(_look(log))
             if self._process.poll() is not None or time.monotonic() > deadline:
                 tail = self._printed.read_text(errors="replace")[-1500:]
                 raise RuntimeError(f"{self.folder}: no {what}\n{tail}")
@@ -97,15 +116,21 @@ class Job:
             begun = [i for i, e in enumerate(log) if e.kind == "generation_started"]
             if not begun or sum(e.kind == "step" for e in log[begun[-1] :]) <= steps:
                 return False
-            return not standbys or any(e.kind == "standby" and e["state"] == "warm" for e in log)
+            warm = {e["node"] for e in log if e.kind == "standby" and e["state"] == "warm"}
+            return len(warm) >= standbys
 
         self.until(calm, what=f"{steps} calm steps")
 
-    def move(self, node: str) -> None:
-        """Ask for a machine to be moved and wait for the first step after it."""
-        before = sum(e.kind == "pause" for e in self.log)
-        ask(self.folder, Migrate(node=node, why="benchmark"))
-        self.until(lambda log: sum(e.kind == "pause" for e in log) > before, what=f"move of {node}")
+    def move(self, *nodes: str) -> None:
+        """Ask for machines to be moved, at once, and wait for the first step without them."""
+        for node in nodes:
+            ask(self.folder, Migrate(node=node, why="benchmark"))
+
+        def moved(log: tuple[Event, ...]) -> bool:
+            first = next((e.generation for e in log[::-1] if e.kind == "pause"), 0)
+            return newest_generation(log) == first and not {*nodes} & {*seated(log)}
+
+        self.until(moved, what=f"move of {', '.join(nodes)}")
 
     def kill_node(self, node: str) -> None:
         """All of a machine at one instant."""
@@ -130,16 +155,6 @@ class Job:
             tail = self._printed.read_text(errors="replace")[-1500:]
             raise RuntimeError(f"the run ended with {code}\n{tail}")
 
-    def peaks(self) -> dict[str, int]:
-        """Worker -> largest resident set so far, bytes, of those that live."""
-        found = {}
-        for event in self.log:
-            if event.kind == "node_joined":
-                for entry in event["workers"]:
-                    with contextlib.suppress(OSError, ValueError):
-                        found[entry["worker"]] = _peak(entry["pid"])
-        return found
-
 
 @contextlib.contextmanager
 def a_job(setting: Setting) -> Iterator[Job]:
@@ -156,14 +171,34 @@ def newest_step(log: Sequence[Event]) -> int:
     return max((e["step"] for e in log if e.kind == "step"), default=-1)
 
 
+def newest_generation(log: Sequence[Event]) -> int:
+    """That of the machines that train now."""
+    return max((e.generation for e in log if e.kind == "generation_started"), default=0)
+
+
 def seated(log: Sequence[Event]) -> list[str]:
     """The machines that train now, in rank order."""
     started = [e for e in log if e.kind == "generation_started"]
     return list(started[-1]["nodes"]) if started else []
 
 
-def _peak(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(f"{pid} has no memory")
+def _look(log: Sequence[Event]) -> Look:
+    """The step first: memory is read after it, so a look never holds less than that step needs."""
+    step, memory = newest_step(log), {}
+    for event in log:
+        if event.kind == "node_joined":
+            for entry in event["workers"]:
+                with contextlib.suppress(OSError, ValueError):
+                    memory[entry["worker"]] = _memory(entry["pid"])
+    return Look(step=step, memory=memory)
+
+
+def _memory(pid: int) -> Memory:
+    """Of a process, as the kernel has it. Raises OSError and ValueError when there is none."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    parts = (line.partition(":") for line in lines)
+    sizes = {name: rest.strip().removesuffix(" kB") for name, _, rest in parts}
+    if "VmHWM" not in sizes:
+        raise ValueError(f"{pid} has no memory")
+    own = int(sizes["RssAnon"]) + int(sizes["RssShmem"])
+    return Memory(peak_bytes=int(sizes["VmHWM"]) * 1024, own_bytes=own * 1024)

@@ -1,7 +1,9 @@
 """How long training stands still when something dies, beside torchrun with torch's checkpoints.
 
     python -m benchmarks.recovery            minutes: both sizes, every kind of victim, growth
-    python -m benchmarks.recovery --quick    one layout at 1 M parameters
+    python -m benchmarks.recovery --quick    one layout at 1 M parameters, and with a standby
+    python -m benchmarks.recovery --sizes 1m,25m,100m     ours alone, a machine lost at each size:
+                                             how the pause grows; 100m takes 14 GiB and minutes
     python -m benchmarks.recovery --json
 
 Real processes, real SIGKILLs in the middle of a step, on this computer, ours and the baseline's one
@@ -13,24 +15,37 @@ as many parameters; the baseline is data parallel, which is all that it can reco
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.document import machine, show
-from benchmarks.recovery_run import SIZES, BrokenRun, Joining, Recovery, broken_run
+from benchmarks.recovery_run import (
+    PARAMETERS,
+    PARTS,
+    SIZES,
+    BrokenRun,
+    Joining,
+    Recovery,
+    broken_run,
+)
 from benchmarks.recovery_torchrun import EVERY, Restart, restarts
+from sailor.observe.events import Event
 
 INTO_STEP = 0.5
+STATE_BYTES = 12  # of a parameter: weight and both moments
 SETTLE = 5  # steps between two events
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """A layout and who dies in it. ``spare``: a machine that has no role waits."""
+    """A layout and who dies in it. ``roles``: so many a standby has rehearsed before anybody does;
+    0 where nobody stands by."""
 
     name: str
     size: str
@@ -38,6 +53,7 @@ class Scene:
     victims: tuple[str, ...]  # "node" or "worker", in this order
     joins: bool = False
     nodes: int = 4
+    roles: int = 0
 
 
 PP2DP2 = ("cloud.nodes=4", "planner.pipeline_parallel=2")
@@ -46,9 +62,30 @@ TP2PP2 = (
     "cloud.nodes=2", "cloud.gpus_per_node=2", "planner.pipeline_parallel=2",
     "planner.tensor_parallel=2",
 )  # fmt: skip
-SPARE = ("cloud.nodes=5", "planner.pipeline_parallel=2")
 
-QUICK = (Scene(name="pp2dp2", size="1m", words=PP2DP2, victims=("node", "worker"), joins=True),)
+
+def with_standby(size: str) -> Scene:
+    """A machine is lost and a warm one takes its place."""
+    words = (*PP2DP2, "cloud.standbys=1")
+    return Scene(name="standby", size=size, words=words, victims=("node",), nodes=5, roles=2)
+
+
+QUICK = (
+    Scene(name="pp2dp2", size="1m", words=PP2DP2, victims=("node", "worker"), joins=True),
+    with_standby("1m"),
+)
+
+
+def growing(sizes: Iterable[str]) -> tuple[Scene, ...]:
+    """One machine lost at each size, with survivors alone and with a standby."""
+    return tuple(
+        scene
+        for size in sizes
+        for scene in (
+            Scene(name="pp2dp2", size=size, words=PP2DP2, victims=("node",)),
+            with_standby(size),
+        )
+    )
 
 
 def scenes(sizes: Iterable[str]) -> tuple[Scene, ...]:
@@ -60,7 +97,7 @@ def scenes(sizes: Iterable[str]) -> tuple[Scene, ...]:
             Scene(name="pp2dp2", size=size, words=PP2DP2, victims=("node", "worker"), joins=True),
             Scene(name="dp4", size=size, words=DP4, victims=("node", "node")),
             Scene(name="tp2pp2", size=size, words=TP2PP2, victims=("worker", "worker"), nodes=2),
-            Scene(name="spare", size=size, words=SPARE, victims=("node",), nodes=5),
+            with_standby(size),
         )
     )
 
@@ -81,6 +118,9 @@ def played(scene: Scene, folder: Path) -> tuple[list[Recovery], list[Joining]]:
     joins = (2 * SETTLE + 8,) if scene.joins else ()
     with broken_run(folder, *SIZES[scene.size], *scene.words, joins=joins) as run:
         run.steps_on(SETTLE)
+        if scene.roles:
+            run.until(partial(_rehearsed, roles=scene.roles), what="a warm standby")
+            run.steps_on(SETTLE)
         for number, kind in enumerate(scene.victims):
             if number:
                 run.steps_on(SETTLE)
@@ -90,6 +130,12 @@ def played(scene: Scene, folder: Path) -> tuple[list[Recovery], list[Joining]]:
             if scene.joins and number == 0:
                 joinings.append(run.joined(f"node-{scene.nodes + 1}"))
     return found, joinings
+
+
+def _rehearsed(log: tuple[Event, ...], *, roles: int) -> bool:
+    """Whether a standby has so many roles behind it."""
+    warm = [e for e in log if e.kind == "standby" and e["state"] == "warm"]
+    return len({e["role"] for e in warm}) >= roles
 
 
 def _killer(run: BrokenRun, kind: str, victim: str) -> Any:
@@ -126,6 +172,7 @@ def measure(
             "joining": {size: [asdict(j) for j in found] for size, found in joinings.items()},
             "torchrun": {size: [asdict(r) for r in found] for size, found in theirs.items()},
             "torchrun_saves_every": {size: EVERY[size] for size in theirs},
+            "growth": growth(ours),
             "failed": failed,
         },
         "machine": machine(),
@@ -178,10 +225,12 @@ def figures(
         "ratio_vs_torchrun_dcp_25m": _ratio(theirs.get("25m"), alike["25m"]),
         "ratio_vs_torchrun_dcp_worst_layout": _ratio(theirs.get("1m"), result.get("total_s_1m")),
         "ratio_vs_torchrun_dcp_warm_standby": _ratio(
-            theirs.get("1m"), _median([r.total_s for r in ours.get(("spare", "1m"), [])])
+            theirs.get("1m"), _median([r.total_s for r in ours.get(("standby", "1m"), [])])
         ),
         "reshard_bytes_per_s": _median([size / seconds for size, seconds in moved]),
         "growth_1m_to_25m": _quotient(result.get("total_s_25m"), result.get("total_s_1m")),
+        "growth_1m_to_100m": _grown(growth(ours), "pp2dp2"),
+        "growth_1m_to_100m_standby": _grown(growth(ours), "standby"),
         "growth_2_to_8": _quotient(
             _median([r.total_s for r in ours.get(("dp8", "1m"), [])]),
             _median([r.total_s for r in ours.get(("dp2", "1m"), [])]),
@@ -190,8 +239,37 @@ def figures(
     return result
 
 
+def growth(ours: dict[tuple[str, str], list[Recovery]]) -> dict[str, list[dict[str, float]]]:
+    """By scene, a row for each size: parameters, what its state takes, and how long a machine's
+    loss holds it up beyond the step that is done again. ``overhead_s_per_gb``: of all state."""
+    rows: dict[str, list[dict[str, float]]] = {}
+    for (name, size), found in ours.items():
+        lost = [r for r in found if "/" not in r.victim]
+        if name not in ("pp2dp2", "standby") or not lost:
+            continue
+        overhead_s = statistics.median(r.total_s - r.step_s for r in lost)
+        num_bytes = STATE_BYTES * PARAMETERS[size]
+        rows.setdefault(name, []).append(
+            {
+                "parameters": PARAMETERS[size], "state_bytes": num_bytes,
+                "total_s": statistics.median(r.total_s for r in lost),
+                "step_s": statistics.median(r.step_s for r in lost),
+                "overhead_s": overhead_s, "overhead_s_per_gb": overhead_s / (num_bytes / 1e9),
+                "bytes_moved": statistics.median(r.bytes_moved for r in lost),
+                **{part: statistics.median(r.parts[part] for r in lost) for part in PARTS},
+            }
+        )  # fmt: skip
+    return rows
+
+
 def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
+
+
+def _grown(rows: dict[str, list[dict[str, float]]], name: str) -> float | None:
+    """How many times longer a loss holds up 100 M parameters than 1 M, the steps left out."""
+    overheads = {row["parameters"]: row["overhead_s"] for row in rows.get(name, [])}
+    return _quotient(overheads.get(PARAMETERS["100m"]), overheads.get(PARAMETERS["1m"]))
 
 
 def _quotient(a: float | None, b: float | None) -> float | None:
@@ -203,20 +281,29 @@ def _ratio(theirs: list[Restart] | None, ours: float | None) -> float | None:
     return _quotient(_median([r.total_s for r in theirs or []]), ours)
 
 
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--large", action="store_true", help="also 100 M parameters: 8 GiB")
+    parser.add_argument("--sizes", help="by commas, of " + ", ".join(SIZES) + ": growth alone")
     asked = parser.parse_args()
+    sizes = asked.sizes.split(",") if asked.sizes else []
+    if unknown := [size for size in sizes if size not in SIZES]:
+        parser.error(f"--sizes knows {', '.join(SIZES)}, not {', '.join(unknown)}")
+    signal.signal(signal.SIGTERM, _leave)  # what was started is ended, as after Ctrl-C
     with tempfile.TemporaryDirectory(prefix="sailor-recovery-") as name:
         folder = Path(name)
-        if asked.quick:
+        if sizes:
+            document = measure(growing(sizes), sizes=(), kills=0, folder=folder)
+        elif asked.quick:
             document = measure(QUICK, sizes=("1m",), kills=1, folder=folder)
         else:
-            sizes = ("1m", "25m", "100m") if asked.large else ("1m", "25m")
-            chosen = (*scenes(sizes), *GROWTH)
+            chosen = (*scenes(("1m", "25m")), *GROWTH)
             document = measure(chosen, sizes=("1m", "25m"), kills=3, folder=folder)
     show(document, as_json=asked.json)
     return 1 if document["detail"]["failed"] else 0

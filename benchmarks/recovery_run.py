@@ -27,9 +27,10 @@ from provision.processes import kill_machine
 from sailor.observe.events import Event, read_events
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 PARTS = ("decide_s", "prepare_s", "copy_s", "switch_s", "first_step_s")
 
+PARAMETERS = {"1m": 1_040_768, "25m": 25_416_704, "100m": 99_526_656}
 # The models of the peers' figures: bytes as tokens, 128 of them in a sequence.
 SIZES = {
     "1m": (

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# What a rented machine runs: "bootstrap.sh install" once, then "bootstrap.sh agent" on every node.
+# What a rented machine runs: "bootstrap.sh install" once, then "bootstrap.sh agent" on every node,
+# or "bootstrap.sh controller" on the one that a run's controller lives on.
 #
 # Beside it lie code.tar.gz and requirements.txt. The environment says the rest, nothing secret in
 # it: SAILOR_DIGEST names the code, SAILOR_NODES the cluster's nodes by rank, SAILOR_PYTHON an
 # interpreter that has the requirements already (empty: they are installed), SAILOR_ZONE,
 # SAILOR_MACHINE_TYPE, SAILOR_SLOTS and SAILOR_CONTROLLER are the agent's arguments, SAILOR_NOTICES
 # the cloud whose word of a preemption it watches for (empty: none). The run's keys lie in the folder
-# beside this one. SkyPilot adds SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS.
+# beside this one. SkyPilot adds SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS. A controller's machine is
+# told SAILOR_RUN, SAILOR_DOOR (the port of its door) and SAILOR_KEEPS_S instead of an agent's words.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -43,6 +45,15 @@ make_environment() {
   "$(command -v uv || echo "$HOME/.local/bin/uv")" venv --seed --python 3.11 "$place/venv"
 }
 
+# Waits until a process of this shell has ended, whatever the shell is told meanwhile; sets code.
+wait_out() {
+  code=0
+  while kill -0 "$1" 2>/dev/null; do
+    code=0
+    wait "$1" || code=$?
+  done
+}
+
 agent() {
   local nodes rank=$SKYPILOT_NODE_RANK node address python
   read -ra nodes <<<"$SAILOR_NODES"
@@ -55,13 +66,25 @@ agent() {
     --node "$node" --zone "$SAILOR_ZONE" --machine-type "$SAILOR_MACHINE_TYPE" \
     --slots "$SAILOR_SLOTS" --controller "$SAILOR_CONTROLLER" --identity "$here/../identity" \
     --host "$address" ${SAILOR_NOTICES:+--notices-of "$SAILOR_NOTICES"} &
-  local pid=$! code=0
-  while kill -0 "$pid" 2>/dev/null; do
-    code=0
-    wait "$pid" || code=$?
-  done
+  local code
+  wait_out "$!"
   echo "agent of $node ended with $code"
   # Always 0: an agent that failed must not take the cluster's other machines with it.
+}
+
+controller() {
+  local address python
+  address=$(sed -n 1p <<<"$SKYPILOT_NODE_IPS")
+  python=${SAILOR_PYTHON:-$place/venv/bin/python}
+  # A machine that is told to go tells the door, which has the run saved; this shell waits for it.
+  trap : TERM
+  # SkyPilot, which rents the machines from there, keeps what it knows in the user's own home.
+  HOME=$home PATH=$(dirname "$python"):$PATH PYTHONPATH=$place/src "$python" -m actions.hosted door \
+    "$here/../house" "$SAILOR_RUN" --identity "$here/../identity" --host "$address" \
+    --port "$SAILOR_DOOR" --address "$address" --keeps-s "$SAILOR_KEEPS_S" &
+  local code
+  wait_out "$!"
+  echo "the door was shut with $code"
 }
 
 "$1"

@@ -10,6 +10,9 @@ from sailor.observe.events import Event
 
 _RECENT = 0.2  # weight of the newest step in the running mean
 _FIRST_SAVE_S = 10.0  # before one was seen
+_FETCH_S = 600.0  # that a controller's own machine is to wait for whoever fetches results, at least
+_LEAST_S = 60.0  # that it waits even if nothing is left: whoever looks on has fetched them by then
+_WAIT_SHARE = 0.05  # of the budget that may be kept for that wait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +21,32 @@ class Budget:
 
     total_dollars: float | None = None
     deadline_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """What a controller's own machine does once its run has ended: it waits ``wish_s`` for somebody
+    to fetch results, and after that ``idle_s`` pass before its cloud ends it."""
+
+    price_per_hour: float
+    wish_s: float
+    idle_s: float
+
+    def dollars_kept(self, total_dollars: float) -> float:
+        """What of a budget is kept for it: the whole wait, or if that is more than a small share of
+        the budget, that share; but enough for a short wait."""
+        whole, least = (
+            self.price_per_hour * (seconds + self.idle_s) / 3600.0
+            for seconds in (self.wish_s, min(self.wish_s, _FETCH_S))
+        )
+        return min(whole, max(least, _WAIT_SHARE * total_dollars))
+
+    def seconds_paid(self, left_dollars: float) -> float:
+        """How much of the wait what is left pays for."""
+        if not self.price_per_hour:
+            return self.wish_s
+        paid = left_dollars / self.price_per_hour * 3600.0 - self.idle_s
+        return min(self.wish_s, max(_LEAST_S, paid))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,14 +96,16 @@ def reason_to_stop(
     dollars_per_hour: float,
     now: float,
     release_s: float,
+    kept: float = 0.0,
 ) -> str:
     """Why the run must stop now, or nothing.
 
-    ``spent`` is dollars so far, over all starts; ``now`` seconds since the first start.
+    ``spent`` is dollars so far, over all starts; ``now`` seconds since the first start. ``kept``:
+    dollars that are spent once it has stopped (``Wait``).
     """
     closing_s = standing.closing_s(release_s=release_s)
     if budget.total_dollars is not None:
-        ending = dollars_per_hour * closing_s / 3600.0
+        ending = dollars_per_hour * closing_s / 3600.0 + kept
         if dollars_per_hour > 0 and spent + ending >= budget.total_dollars:
             return (
                 f"${spent:.2f} of ${budget.total_dollars:.2f} are spent, and stopping costs "

@@ -28,8 +28,8 @@ CPU = "cpu"
 class Catalogue:
     """What may be rented, how it is connected, and how old the prices are.
 
-    ``remarks`` are for people. ``zone_names`` and ``obtainable`` are as in provision.facts.Facts,
-    where the cloud was asked.
+    ``remarks`` are for people. ``zone_names``, ``obtainable`` and ``preempted`` are as in
+    provision.facts.Facts, where the cloud was asked.
     """
 
     pool: Pool
@@ -39,6 +39,7 @@ class Catalogue:
     remarks: tuple[str, ...] = ()
     zone_names: Mapping[str, str] = field(default_factory=dict)
     obtainable: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    preempted: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def age_days(self, today: date) -> int | None:
         """Days since the oldest price was looked up."""

@@ -41,7 +41,8 @@ class Lack:
 class Facts:
     """Answers of one cloud. ``offered``: machine type -> zones that have it; a type that is not in
     it was not asked about. ``zone_names``: zone as plans name it -> as the account names it.
-    ``obtainable``: 0 to 1 for an order placed now."""
+    ``obtainable``: 0 to 1 for an order placed now. ``preempted``: which share of the spot machines
+    that stopped of late were taken."""
 
     source: str
     asked: datetime
@@ -50,6 +51,7 @@ class Facts:
     quotas: tuple[Quota, ...] = ()
     zone_names: Mapping[str, str] = field(default_factory=dict)
     obtainable: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    preempted: Mapping[tuple[str, str], float] = field(default_factory=dict)
     lacks: tuple[Lack, ...] = ()
 
 
@@ -69,6 +71,7 @@ def merged(parts: list[Facts]) -> Facts:
         quotas=tuple(quota for part in parts for quota in part.quotas),
         zone_names={zone: name for part in parts for zone, name in part.zone_names.items()},
         obtainable={key: share for part in parts for key, share in part.obtainable.items()},
+        preempted={key: share for part in parts for key, share in part.preempted.items()},
         lacks=tuple(dict.fromkeys(lack for part in parts for lack in part.lacks)),
     )
 
@@ -115,6 +118,7 @@ def laid_over(catalogue: Catalogue, facts: Facts) -> Catalogue:
         remarks=(*catalogue.remarks, *remarks),
         zone_names=facts.zone_names,
         obtainable=facts.obtainable,
+        preempted=facts.preempted,
     )
 
 

@@ -22,6 +22,9 @@ from sailor.faults import (
     POISON_AT,
     PROGRESS_PAGE,
     PROGRESS_SLOT_BYTES,
+    SEALED,
+    SEALED_AT,
+    SNAPSHOT,
     Fault,
     FaultKind,
     Poison,
@@ -31,7 +34,6 @@ from sailor.observe.events import Event, EventLog
 log = logging.getLogger(__name__)
 
 _SLOW_PERIOD_S = 0.1  # a slowed node is stopped for a part of each such period
-_SMALLEST_SNAPSHOT = 256  # bytes; the folder's own notes are smaller
 _POISONS = {
     FaultKind.nan_step: Poison.step,
     FaultKind.nan_state: Poison.state,
@@ -334,14 +336,16 @@ def _poison(folder: Path | None, worker: str, poison: Poison) -> None:
 
 
 def _corrupt(folder: Path | None) -> None:
-    """Flip one byte in each 64th part of every snapshot file of a node. Raises OSError."""
+    """Flip one byte in each 64th part of every snapshot that a node holds: of one that is being
+    written nobody has said yet what its bytes should be. Raises OSError."""
     if folder is None or not folder.is_dir():
         raise FileNotFoundError(f"no snapshot memory at {folder}")
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        size = path.stat().st_size
-        if size < _SMALLEST_SNAPSHOT or path.name == PROGRESS_PAGE:
-            continue
         with path.open("r+b") as file:
+            head = file.read(SEALED_AT + 1)
+            if not head.startswith(SNAPSHOT) or head[SEALED_AT:] != SEALED:
+                continue
+            size = path.stat().st_size
             for part in range(64):
                 at = size * part // 64 + size // 128
                 file.seek(at)

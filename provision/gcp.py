@@ -1,4 +1,4 @@
-"""What Google Cloud says: machines on offer, quotas, advice on capacity. Asks, never rents.
+"""What Google Cloud says: machines on offer, quotas, capacity now and of late. Asks, never rents.
 
 Clients are given, so that anything that speaks the Compute API can answer. Every call has a time
 limit and is made once (the library would repeat a failing one for ten minutes), and a failure is a
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from provision.facts import Facts, Lack
@@ -21,6 +22,7 @@ from sailor.cluster.pool import MachineType, Quota
 
 SOURCE = "Google Cloud"
 _TIMEOUT_S = 10.0
+_HISTORY = timedelta(days=14)  # older preemptions say little about tomorrow
 
 # Our GPU -> the middle of Google's quota metric; preemptible ones have a prefix of their own.
 _METRICS = {
@@ -95,7 +97,10 @@ def ask(
     )
     quotas = learnt("quotas", lambda: _quotas(clients, region, machines), ())
     obtainable: dict[tuple[str, str], float] = {}
+    preempted: dict[tuple[str, str], float] = {}
     if clients.advice is not None:
+        of_late = partial(_of_late, clients, region, offered, set(hosts or {}), today=now())
+        preempted = learnt("history of preemptions", of_late, {})
         for name, zones in sorted(offered.items()):
             share = learnt(
                 f"capacity advice on {name}", partial(_advice, clients, region, name), None
@@ -108,6 +113,7 @@ def ask(
         offered=offered,
         quotas=tuple(quotas),
         obtainable=obtainable,
+        preempted=preempted,
         lacks=tuple(lacks),
     )
 
@@ -176,6 +182,54 @@ def _advice(clients: Clients, region: str, machine: str) -> float | None:
         float(recommendation.scores.obtainability) for recommendation in answer.recommendations
     ]
     return min(1.0, max(0.0, max(shares))) if shares else None
+
+
+def _of_late(
+    clients: Clients,
+    region: str,
+    offered: Mapping[str, frozenset[str]],
+    attached: Collection[str],
+    *,
+    today: datetime,
+) -> dict[tuple[str, str], float]:
+    """(zone, machine type) -> share of the spot machines that stopped there in the last days that
+    were preempted. Machines with ``attached`` GPUs have no history of their own. The first answer
+    that is a refusal is the last that is asked for: accounts have this or have it not."""
+    compute = importlib.import_module("google.cloud.compute_v1")
+    found = {}
+    for name in sorted(offered.keys() - set(attached)):
+        for zone in sorted(offered[name]):
+            answer = clients.advice.capacity_history(
+                project=clients.project,
+                region=region,
+                capacity_history_request_resource=compute.CapacityHistoryRequest(
+                    instance_properties=compute.CapacityHistoryRequestInstanceProperties(
+                        machine_type=name,
+                        scheduling=compute.CapacityHistoryRequestInstancePropertiesScheduling(
+                            provisioning_model="SPOT"
+                        ),
+                    ),
+                    location_policy=compute.CapacityHistoryRequestLocationPolicy(
+                        location=f"zones/{zone}"
+                    ),
+                    types=["PREEMPTION"],
+                ),
+                retry=None,
+                timeout=_TIMEOUT_S,
+            )
+            shares = [
+                float(record.preemption_rate)
+                for record in answer.preemption_history
+                if _is_recent(record.interval.end_time, today=today)
+            ]
+            if shares:
+                found[zone, name] = min(1.0, max(0.0, fmean(shares)))
+    return found
+
+
+def _is_recent(end: str, *, today: datetime) -> bool:
+    """Whether an interval of history ended in the last days. Raises ValueError for no time."""
+    return not end or today - datetime.fromisoformat(end) <= _HISTORY
 
 
 def _lack(what: str, error: Exception) -> Lack:

@@ -1,7 +1,7 @@
-"""Machines without GPUs that a run rents for their memory: which there are, and for how much.
+"""Machines without GPUs that a run rents: which there are, and for how much.
 
-An anchor (``sailor/runtime/anchors.py``) is one. On demand, never spot: it is to be there when all
-spot machines are gone.
+An anchor (``sailor/runtime/anchors.py``) is one, for its memory; a controller's own machine is
+another. On demand, never spot: they are to be there when all spot machines are gone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from sailor.errors import CloudError, NoFeasiblePlan
 from sailor.units import gib
 
 LOCAL_HOST = "local-memory"  # this computer posing as one
+LOCAL_CONTROLLER = "local-controller"  # and as that of a controller: free
 AS_OF = "2025"
 SOURCE = "public list prices of US regions; other regions cost up to a third more"
 # /dev/shm holds half of a machine's memory, and of that an anchor takes nine tenths.
@@ -51,6 +52,29 @@ _HOSTS: Mapping[str, tuple[Host, ...]] = {
     ),
 }  # fmt: skip
 _BY_MEMORY = ("slurm", "kubernetes")  # clusters of one's own: any amount, free
+
+
+_CONTROLLER_BYTES = 6 << 30  # SkyPilot's server and its workers, the controller beside them
+
+
+def rents_hosts(cloud: str) -> bool:
+    """Whether machines without GPUs can be had there."""
+    return cloud in _HOSTS or cloud in _BY_MEMORY
+
+
+def controller_host(cloud: str) -> Host:
+    """The cheapest machine of a cloud that a controller can live on. Raises CloudError E404."""
+    if cloud in _BY_MEMORY:
+        return Host(name="memory-6GiB", memory_gib=6, price_per_hour=0.0, named=False)
+    if cloud not in _HOSTS:
+        raise CloudError(
+            f"{cloud} rents no machine without GPUs",
+            code="E404",
+            why="a controller of its own machine needs one, which is not preempted",
+            where="cloud.controller=cluster",
+            fix="cloud.controller=here",
+        )
+    return next(h for h in _HOSTS[cloud] if h.memory_gib * 2**30 >= _CONTROLLER_BYTES)
 
 
 def host(cloud: str, *, needed_bytes: int) -> Host:

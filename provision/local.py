@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -23,6 +24,7 @@ from pathlib import Path
 from provision.machines import Machine, MachineRecord
 from provision.namespaces import Namespaces, NoNamespaces
 from provision.processes import MARK, identify, kill_machine, living_members
+from sailor.addresses import joined, numeric
 from sailor.cluster.provisioner import News, NodeRequest, Notice, Refused, Released
 from sailor.errors import CloudError
 
@@ -79,6 +81,8 @@ class LocalProvisioner:
         self._run = run
         self._folder = folder
         self._controller = controller
+        dialled = numeric(controller[0])  # machines here talk as the controller listens
+        self._loopback = "::1" if dialled is not None and dialled.version == 6 else "127.0.0.1"
         self._identity = identity
         self._slots = dict(slots)
         self._memory_bytes = memory_bytes
@@ -233,9 +237,9 @@ class LocalProvisioner:
             "zone": request.zone,
             "machine-type": request.machine_type,
             "slots": str(self._slots[request.machine_type]),
-            "controller": f"{host}:{port}",
+            "controller": joined(host, port),
             "identity": str(self._identity),
-            "host": "127.0.0.1" if self._network is None else self._network.add(request.node),
+            "host": self._loopback if self._network is None else self._network.add(request.node),
             "log": str(log_path),
         }
         if self._memory_bytes is not None:
@@ -380,14 +384,15 @@ async def _finish_off(machine: Machine, *, run: str, memory_root: Path) -> Relea
         pids = living_members(mark=machine.mark, leader=machine.leader)
         still = ", ".join(map(str, pids))
         return answer(False, f"pids {still} still live {_KILL_WAIT_S:g} s after SIGKILL")
-    memory = _memory(memory_root, run, machine)
-    if machine.leader is None or memory is None:
-        return answer(True, "no process carries its mark")
-    shutil.rmtree(memory, ignore_errors=True)
-    if memory.exists():
-        return answer(False, f"{memory} could not be removed")
-    proof = f"pid {machine.leader.pid} is gone, its group is empty, no process carries its mark"
-    return answer(True, f"{proof}, {memory} is gone")
+    left = _memories(memory_root, run, machine)
+    for memory in left:
+        shutil.rmtree(memory, ignore_errors=True)
+        if memory.exists():
+            return answer(False, f"{memory} could not be removed")
+    proof = "no process carries its mark"
+    if machine.leader is not None:
+        proof = f"pid {machine.leader.pid} is gone, its group is empty, {proof}"
+    return answer(True, "".join([proof, *(f", {memory} is gone" for memory in left)]))
 
 
 async def _until(condition: Callable[[], bool], *, seconds: float) -> bool:
@@ -411,3 +416,12 @@ def _memory(root: Path, run: str, machine: Machine) -> Path | None:
     if machine.leader is None:
         return None
     return root / f"sailor-{run}-{machine.node}-{machine.leader.pid}"
+
+
+def _memories(root: Path, run: str, machine: Machine) -> list[Path]:
+    """The folders to remove. Of a machine whose start was written down and its pid was not: all
+    that bear its name."""
+    if (memory := _memory(root, run, machine)) is not None:
+        return [memory]
+    name = re.compile(f"{re.escape(f'sailor-{run}-{machine.node}')}-[0-9]+")
+    return sorted(folder for folder in root.glob("sailor-*") if name.fullmatch(folder.name))

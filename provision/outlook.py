@@ -12,12 +12,9 @@ from dataclasses import dataclass, replace
 
 Place = tuple[str, str, bool]  # zone, machine type, spot
 
-# Before anything is known a place is taken for a middling one: an order in two is filled, a spot
-# machine lasts four hours (node-hours per loss of public traces are 1.6 to 17).
+# Before anything is known a place is taken for a middling one: an order in two is filled.
 _PRIOR_ORDERS = 2.0
 _PRIOR_GRANTED = 1.0
-_PRIOR_HOURS = 4.0
-_PRIOR_LOSSES = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +31,11 @@ class BackOff:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """One place. ``closed_until`` is on the clock of whoever asks; inf: until somebody acts."""
+    """One place. ``closed_until`` is on the clock of whoever asks; inf: until somebody acts.
+
+    ``prior_losses`` in ``prior_hours`` is what is believed of it beforehand: unless somebody knows
+    better, that a machine lasts four hours (machine-hours per loss of public traces: 1.6 to 17).
+    """
 
     asked: int = 0
     granted: int = 0
@@ -43,6 +44,8 @@ class Outlook:
     refusals: int = 0  # in a row
     closed_until: float = -math.inf
     why: str = ""
+    prior_losses: float = 1.0
+    prior_hours: float = 4.0
 
     def is_open(self, now: float) -> bool:
         """Whether asking makes sense."""
@@ -83,13 +86,20 @@ class Outlook:
         lost at a constant rate r (Gamma prior): (1 - exp(-r h)) / (r h).
         """
         filled = (self.granted + _PRIOR_GRANTED) / (self.asked + _PRIOR_ORDERS)
-        rate = (self.lost + _PRIOR_LOSSES) / (self.node_seconds / 3600.0 + _PRIOR_HOURS)
-        return filled * -math.expm1(-rate * hours) / (rate * hours)
+        rate = (self.lost + self.prior_losses) / (self.node_seconds / 3600.0 + self.prior_hours)
+        return filled * (-math.expm1(-rate * hours) / (rate * hours) if rate else 1.0)
 
 
 _ADVICE_ORDERS = 4  # a cloud's own estimate weighs as much as so many orders of ours
 
 
-def advised(share: float) -> Outlook:
-    """A place of which the cloud says that an order is filled with probability ``share``."""
-    return Outlook(asked=_ADVICE_ORDERS, granted=round(_ADVICE_ORDERS * share))
+def foreseen(
+    *, losses: float = 1.0, machine_hours: float = 4.0, obtainable: float | None = None
+) -> Outlook:
+    """A place where so many losses are expected in so many machine-hours, and of which the cloud
+    says that an order is filled with probability ``obtainable``."""
+    told = 0 if obtainable is None else _ADVICE_ORDERS
+    return Outlook(
+        asked=told, granted=round(told * (obtainable or 0.0)), prior_losses=losses,
+        prior_hours=machine_hours,
+    )  # fmt: skip

@@ -35,6 +35,7 @@ from provision.recruit import (
 from sailor.cluster.provisioner import NodeRequest, is_anchor
 from sailor.errors import CloudError
 from sailor.observe.events import Event, EventLog
+from sailor.observe.ledger import CONTROLLER
 
 log = logging.getLogger(__name__)
 
@@ -126,8 +127,8 @@ class Recruiter:
         """Book one event of the log."""
         self._standing = self._standing.after(event)
         now, node = self._clock(), str(event.get("node"))
-        if is_anchor(node):
-            return  # it has no place in the crew; the controller sees to it
+        if is_anchor(node) or event.get("role") == CONTROLLER:
+            return  # it has no place in the crew; others see to it
         match event.kind:
             case "node_requested":
                 request = NodeRequest(

@@ -23,6 +23,7 @@ from provision.orders import PREFIX, ClusterOrder
 from provision.payload import Payload
 from provision.placement import INFRAS, Placement
 from provision.refusals import judge
+from sailor.addresses import joined
 from sailor.cluster.provisioner import NodeRequest
 from sailor.errors import CloudError
 
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "provision.skypilot")
 _ROOT = Path(__file__).resolve().parents[1]
-_PLACE = "~/.sailor"  # on the machines
+PLACE_THERE = "~/.sailor"  # on the machines
 _ANSWER_S = 300.0  # for questions that are not launches: SkyPilot's server may have to start first
 
 
@@ -180,11 +181,10 @@ class SkyLauncher:
         assert self.agent is not None
         assert self.payload is not None
         infra = INFRAS[self.cloud]
-        host, port = self.agent.controller
         first = NodeRequest(
             node=order.nodes[0], zone=order.zone, machine_type=order.machine_type, spot=order.spot
         )
-        script = f"bash {_PLACE}/payload/bootstrap.sh"
+        script = f"bash {PLACE_THERE}/payload/bootstrap.sh"
         return {
             "cluster": order.cluster,
             "num_nodes": len(order.nodes),
@@ -197,16 +197,16 @@ class SkyLauncher:
                 "SAILOR_ZONE": order.zone,
                 "SAILOR_MACHINE_TYPE": order.machine_type,
                 "SAILOR_SLOTS": str(self.agent.slots[order.machine_type]),
-                "SAILOR_CONTROLLER": f"{host}:{port}",
+                "SAILOR_CONTROLLER": joined(*self.agent.controller),
                 "SAILOR_PYTHON": self.agent.python,
                 "SAILOR_NOTICES": self.cloud if infra.gives_notice else "",
             },
             "mounts": {
-                f"{_PLACE}/payload": str(self.payload.folder),
-                f"{_PLACE}/identity": str(self.agent.identity.absolute()),
+                f"{PLACE_THERE}/payload": str(self.payload.folder),
+                f"{PLACE_THERE}/identity": str(self.agent.identity.absolute()),
                 **{remote: str(local) for remote, local in self.agent.mounts.items()},
             },
-            "labels": {"sailor-run": _label(self.run)} if infra.has_labels else None,
+            "labels": {"sailor-run": label(self.run)} if infra.has_labels else None,
             "idle_minutes": self.idle_minutes if infra.ends_idle else None,
         }
 
@@ -224,6 +224,6 @@ class SkyLauncher:
             raise CloudError(what, code="E405", why=f"no answer for {_ANSWER_S:.0f} s") from error
 
 
-def _label(run: str) -> str:
+def label(run: str) -> str:
     """A run's name as a label: what GCP, the strictest, allows."""
     return "".join(c if c.isalnum() else "-" for c in run.lower())[:60]

@@ -6,8 +6,9 @@ SkyPilot takes seconds of processor time to import, prints to standard output an
 deadline. A controller that must hear a heartbeat every 0.2 s does not share its interpreter with
 that; ``provision/sky_launcher.py`` is the other side. This is the only module that imports sky.
 
-Commands: launch, down, living, enabled. What goes wrong is answered as facts (class and text of the
-exception, and of each one in SkyPilot's failover history) for ``provision/refusals.py`` to judge.
+Commands: launch, down, address, living, enabled. What goes wrong is answered as facts (class and
+text of the exception, and of each one in SkyPilot's failover history) for
+``provision/refusals.py`` to judge.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 _POLL_S = 1.0
+# SkyPilot gives a server of its own a minute to start and fails then, though it goes on starting; a
+# small machine that is busy has taken five. Whoever asks has a deadline of its own, a launch this.
+_SERVER_S = 1200
 _OVER = ("SUCCEEDED", "FAILED", "CANCELLED")
 _DEPTH = 4  # of a failover history that nests
 
@@ -92,6 +96,13 @@ class Sky:
         cancelled = f", {len(numbers)} requests for it cancelled" if numbers else ""
         return f"SkyPilot has ended {cluster} and lists it no more{cancelled}"
 
+    def address(self, cluster: str) -> str:
+        """The address of a cluster's first machine, as its other machines see it."""
+        none = self._sky.StatusRefreshMode.NONE
+        record = self._finish(self._sky.status(cluster_names=[cluster], refresh=none))[0]
+        # Only this is taken of the handle: to print one may fail.
+        return str(record["handle"].internal_ips()[0])
+
     def living(self) -> list[str]:
         """Names of all clusters SkyPilot has on its list, as far as it knows."""
         records = self._finish(self._sky.status(refresh=self._sky.StatusRefreshMode.NONE))
@@ -156,6 +167,9 @@ def _load() -> Any:
         os.environ.setdefault(name, value)
     sky = importlib.import_module("sky")
     importlib.import_module("sky.client.sdk")
+    server: Any = importlib.import_module("sky.server.common")
+    if hasattr(server, "WAIT_APISERVER_START_TIMEOUT_SEC"):
+        server.WAIT_APISERVER_START_TIMEOUT_SEC = _SERVER_S
     return sky
 
 

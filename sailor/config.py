@@ -11,10 +11,9 @@ Standard library only, apart from the model's enumerations, which are too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, get_type_hints
+from typing import Any
 
 from sailor.models.spec import Activation, Family, Norm, Positions
 
@@ -68,6 +67,13 @@ class Device(Enum):
 
     cpu = "cpu"
     cuda = "cuda"
+
+
+class ControllerPlace(Enum):
+    """Where a run's controller lives: in the command that starts it, or on a machine of its own."""
+
+    here = "here"
+    cluster = "cluster"
 
 
 class UiMode(Enum):
@@ -179,6 +185,8 @@ class DataConfig:
     """datasets only: which of its parts."""
     megatron: str | None = None
     """prepare only: write Megatron's NAME_train.bin and .idx as well, and NAME_held_out's."""
+    prepared: str | None = None
+    """A folder of tokens that action=prepare has made, taken as it is: the text is not needed."""
     cache: str | None = None
     """Folder for tokens made once and used by every run; null is the user's cache folder."""
 
@@ -326,6 +334,11 @@ class CloudConfig:
     """A machine that has not reported this long after it was asked for is given back."""
     idle: str = "15min"
     """A cluster that nobody uses ends itself after this long, where the cloud can do that."""
+    controller: ControllerPlace = ControllerPlace.here
+    """here: in this command, which must run as long as training does; cluster: on a machine of its
+    own (cloud=local: in a process of its own), so that this computer may be switched off."""
+    controller_keeps: str = "24h"
+    """cluster only: how long its machine waits for results to be fetched, when the run is over."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -353,7 +366,7 @@ class PlannerConfig:
     tensor_parallel: int | None = None
     """GPUs that share each matrix."""
     pipeline_parallel: int | None = None
-    """Stages the layers are cut into."""
+    """Stages the layers are cut into; fewer once machines are lost that so many would need."""
     data_parallel: int | None = None
     """Replicas of the pipeline."""
     microbatch_size: int | None = None
@@ -368,6 +381,8 @@ class PlannerConfig:
     """A run here whose measured step time sets the scale of all predictions; null: none."""
     patience: str = "10min"
     """How long to wait for machines when there are too few for any plan."""
+    picture: bool | None = None
+    """Whether action=plan draws its picture too, some 0.7 s of work; null: in a terminal."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -377,7 +392,7 @@ class RuntimeConfig:
     device: Device | None = None
     """What workers compute on; null is the CPU for machines without GPU and CUDA elsewhere."""
     host: str = "127.0.0.1"
-    """Address the controller listens on."""
+    """Address the controller listens on, IPv4 or IPv6."""
     address: str | None = None
     """Address at which machines reach the controller; null is ``host``."""
     port: int = 0
@@ -388,12 +403,16 @@ class RuntimeConfig:
     """A node that is connected but silent for this long counts as lost."""
     reconnect: str = "0.4s"
     """A node whose connection broke may come back within this time."""
+    link_factor: float | None = 4.0
+    """A newcomer's line to those it is to talk to is measured; where messages take this many times
+    as long as was planned with, it is planned again. null measures nothing."""
     lease: str = "60s"
     """An agent that hears nothing from the controller for this long ends itself and its workers."""
     assemble: str | None = None
     """For the first machines to report; null is 120s on this computer, cloud.join elsewhere."""
     halt: str = "10s"
-    """For workers to stand still at once."""
+    """For workers to stand still at once. To this, boundary, prepare, switch and save come 10 s for
+    each GB of state that the fullest machine holds."""
     boundary: str = "60s"
     """For workers to stand still at the end of a step."""
     plan: str = "30s"
@@ -411,6 +430,9 @@ class RuntimeConfig:
     straggler: float | None = 1.5
     """With cloud.standbys: a machine whose work takes this many times longer than it used to, and
     than the others' does, is moved away from where that pays; null suspects none."""
+    rebalance_every: str | None = "10min"
+    """How often it is asked whether a machine that stands by should have another one's seats, and
+    one is moved where that pays; null never asks."""
     rehearse: bool = True
     """Whether standbys and newcomers first run a step in the sandbox, with recorded answers."""
     max_restarts: int = 20
@@ -636,43 +658,3 @@ class Config:
     def actions(self) -> list[str]:
         """The actions in order, however they were written."""
         return [self.action] if isinstance(self.action, str) else list(self.action)
-
-
-def keys(kind: type = Config, *, prefix: str = "") -> Iterator[str]:
-    """Every dotted key a user may set, groups left out: "seed", "model.num_layers", ..."""
-    for name, hint in get_type_hints(kind).items():
-        if is_dataclass(hint) and isinstance(hint, type):
-            yield from keys(hint, prefix=f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
-def groups() -> tuple[str, ...]:
-    """Names that hold further keys: the groups of conf/, and run."""
-    return tuple(name for name, hint in get_type_hints(Config).items() if is_dataclass(hint))
-
-
-def flatten(value: Any, *, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value of a config or of its nested plain form. Lists are values; enumerations
-    become their names."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = {entry.name: getattr(value, entry.name) for entry in fields(value)}
-    if not isinstance(value, dict):
-        return {prefix.rstrip("."): plain(value)}
-    flat: dict[str, Any] = {}
-    for name, entry in value.items():
-        flat |= flatten(entry, prefix=f"{prefix}{name}.")
-    return flat
-
-
-def plain(value: Any) -> Any:
-    """A config value as text, number, list or mapping: what YAML and JSON can hold."""
-    if isinstance(value, Enum):
-        return value.name
-    if is_dataclass(value) and not isinstance(value, type):
-        return {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
-    if isinstance(value, dict):
-        return {name: plain(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    return value

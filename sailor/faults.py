@@ -23,6 +23,11 @@ PROGRESS_PAGE = "progress"
 PROGRESS_SLOT_BYTES = 128
 POISON_AT = 48
 
+# What a file with a snapshot begins with, and the byte that says that its digests are written.
+SNAPSHOT = b"SAILSNAP"
+SEALED_AT = 12
+SEALED = b"\x03"
+
 
 class Poison(IntEnum):
     """What that word may say."""

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sailor.config import SOURCE_NAME, Config, flatten
+from sailor.config import SOURCE_NAME, Config
+from sailor.config_keys import flatten
 from sailor.units import parse_bytes, parse_count, parse_seconds
 
 
@@ -33,9 +34,11 @@ _SECONDS = {
     "runtime.silence": "5s", "runtime.reconnect": "0.4s", "runtime.lease": "60s",
     "runtime.assemble": "120s", "runtime.halt": "10s", "runtime.boundary": "60s",
     "runtime.plan": "30s", "runtime.prepare": "30s", "runtime.restore": "30s",
-    "cloud.join": "20min", "cloud.idle": "15min", "cloud.trace.length": "6h",
+    "cloud.join": "20min", "cloud.idle": "15min", "cloud.controller_keeps": "24h",
+    "cloud.trace.length": "6h",
     "simulate.length": "7d", "migrate.wait": "5min",
     "runtime.switch": "60s", "runtime.save": "120s", "runtime.leave_margin": "3s",
+    "runtime.rebalance_every": "10min",
 }  # fmt: skip
 
 # Key -> (least, most) allowed; None is no bound. Keys set to null are not looked at.
@@ -66,7 +69,7 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "planner.min_tokens_per_second": (0, None),
     "planner.tensor_parallel": (1, None), "planner.pipeline_parallel": (1, None),
     "planner.data_parallel": (1, None), "planner.microbatch_size": (1, None),
-    "runtime.straggler": (1.1, None),
+    "runtime.straggler": (1.1, None), "runtime.link_factor": (1.1, None),
     "runtime.port": (0, 65535), "ui.port": (0, 65535), "runtime.max_restarts": (1, None),
     "checkpoint.snapshot_every": (0, None), "checkpoint.compare_every": (0, None),
     "checkpoint.persist_every": (0, None), "checkpoint.keep": (1, None),

@@ -64,3 +64,15 @@ def duration(seconds: float) -> str:
     if seconds >= 120:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
+
+
+def clock(seconds: float) -> str:
+    """A moment after a beginning: '0.5 s', '1:30', '2:05:00' or '3 d 4 h'."""
+    if seconds >= 3 * 86_400:
+        days, hours = int(seconds // 86_400), int(seconds % 86_400 // 3600)
+        return f"{days} d {hours} h" if hours else f"{days} d"
+    if seconds != int(seconds):
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,11 +1,18 @@
 """What needs a GPU is skipped, and seen to be, where there is none. Drawn examples are the same
 in every run: what passed for one person passes for the next. ``--hypothesis-profile=default`` draws
-others."""
+others. How long one takes depends on who else uses the computer: that is no test's business.
+A shell that starts them in the background has them ignore Ctrl-C, and so whatever they start, to
+which they send it: they listen to it again."""
+
+import signal
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("same", derandomize=True)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 

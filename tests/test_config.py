@@ -13,7 +13,8 @@ import yaml
 import sailor.config
 from actions import domain
 from actions.arguments import options
-from sailor.config import Config, flatten, groups, keys, plain
+from sailor.config import Config
+from sailor.config_keys import flatten, groups, keys, plain
 from sailor.errors import ConfigError
 from sailor.models.spec import ModelSpec
 from tests.helpers.compose import ROOT, a_config
@@ -165,6 +166,6 @@ def test_model_config_has_the_fields_of_a_model_spec():
 
 def test_a_configuration_survives_yaml():
     config = a_config("train.tokens=1M", "optim.epsilon=1e-8")
-    assert flatten(yaml.safe_load(yaml.safe_dump(sailor.config.plain(config)))) == flatten(config)
+    assert flatten(yaml.safe_load(yaml.safe_dump(plain(config)))) == flatten(config)
     # Below data.mixture are the names that a user gives to sources, and here are none.
     assert set(flatten(config)) == set(keys(Config)) - {sailor.config.MIXTURE}

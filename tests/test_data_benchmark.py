@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.data import GOALS, PERSIST_EVERY, beside_writing, stalls
+from benchmarks.snapshot_waits import waited
 from tests.observe.run_story import Story
 
 
@@ -17,7 +18,14 @@ def a_story(*, durable_stall_s: float) -> Story:
         durable = step % PERSIST_EVERY == 0
         stall_s = durable_stall_s if durable else 0.02
         story.say(
-            "snapshot", generation=1, step=step, workers=2, bytes=1, stall_s=stall_s, slowest="w"
+            "snapshot",
+            generation=1,
+            step=step,
+            workers=2,
+            bytes=1,
+            stall_s=stall_s,
+            copy_s=0.0,
+            slowest="w",
         )
         if durable:
             story.say(
@@ -32,6 +40,15 @@ def test_what_a_durable_step_waits_beyond_others_is_its_stall():
     assert extra == {5: pytest.approx(0.03), 10: pytest.approx(0.03)}
     _, none = stalls(tuple(a_story(durable_stall_s=0.01).events), range(1, 11))
     assert set(none.values()) == {0.0}, "a shorter wait makes up for no other"
+
+
+def test_what_the_next_update_waits_for_a_copy_is_part_of_its_steps_stall():
+    story = Story().start().steps(1, 1, generation=1)
+    story.say(
+        "snapshot", generation=1, step=1, workers=1, bytes=1, stall_s=0.1, copy_s=0.4, slowest="w"
+    )
+    story.steps(2, 2, generation=1, phases={"snapshot": 0.2})
+    assert waited(story.events, range(1, 2)) == {1: pytest.approx(0.3)}
 
 
 def test_steps_beside_writing_are_told_from_the_others():

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.migration_beyond import beyond
-from benchmarks.migration_figures import changes, losses, usual_interval
+from benchmarks.migration_figures import Work, changes, losses, usual_interval
 from sailor.observe.events import Event
 from sailor.simulate.costs import stated
 
@@ -48,6 +48,24 @@ def test_after_a_loss_time_counts_from_its_detection_and_a_step_redone_shows_in_
     assert change.steps_redone == 1
     kept = losses(log)
     assert (kept[9], kept[10], kept[11]) == (9.0, 100.0, 101.0)
+
+
+def test_who_came_is_counted_and_what_the_switch_took_of_each_is_read_from_its_pause():
+    def began(t, generation, *nodes):
+        return t, generation, "generation_started", {"step": 0, "nodes": list(nodes)}
+
+    seconds = {"stayer_cpu_s": 0.01, "newcomer_cpu_s": 0.03, "controller_cpu_s": 0.02}
+    seconds |= {"decide_s": 0.25, "copy_s": 0.5, "switch_s": 0.25, "first_step_s": 9.0}
+    t, generation, kind, fields = a_pause(13, 2, planned=True)
+    after = [a_step(13 + t, 2, 11 + t) for t in range(8)]
+    log = a_log(
+        began(0, 1, "a", "b", "c"), *BEFORE, began(12, 2, "a", "d", "e"),
+        (t, generation, kind, fields | seconds), *after,
+    )  # fmt: skip
+    (change,) = changes(log)
+    assert change.moved == 2
+    assert change.stood_s == pytest.approx(1.0)
+    assert change.work == Work(stayer_s=0.01, newcomer_s=0.03, controller_s=0.02)
 
 
 def test_the_start_is_no_change():

@@ -27,7 +27,6 @@ def test_ci_runs_the_readmes_test_command():
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     install, test = TEST.split(" && ")
     assert lines.index(install) < lines.index(test)
-    assert lines[-1] == test
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

@@ -80,9 +80,10 @@ def cut_off(page: Any, selector: str) -> list[str]:
 def unlabelled(page: Any) -> list[str]:
     """Buttons, inputs and pictures that have no name for those who do not see them."""
     return page.evaluate(
-        """() => [...document.querySelectorAll('button, input, [role=img], progress')]
+        """() => [...document.querySelectorAll(
+          'button, input, progress, [role=img], [role=graphics-document]')]
           .filter((one) => !one.getAttribute('aria-label') && !one.closest('label')
-                           && !one.textContent.trim())
+                           && !(one.textContent.trim() && !one.matches('svg')))
           .map((one) => one.outerHTML.slice(0, 80))"""
     )
 

@@ -45,6 +45,10 @@ class Terminal:
         """Another size."""
         self.tmux("resize-window", "-x", str(columns), "-y", str(lines))
 
+    def type(self, text: str) -> None:
+        """Type this, letter by letter."""
+        self.tmux("send-keys", "-l", text)
+
     def keys(self, *names: str) -> None:
         """Press keys: C-c, q, Enter."""
         self.tmux("send-keys", *names)

@@ -15,7 +15,8 @@ import xxhash
 from actions import domain
 from actions.run_folder import FREE_KEYS
 from actions.sources import what_is_read
-from sailor.config import Config, flatten
+from sailor.config import Config
+from sailor.config_keys import flatten
 from sailor.errors import SailorError
 
 Inputs = Mapping[str, Any]

@@ -37,7 +37,8 @@ from actions.run_folder import differences, run_name
 from actions.target import saved_config
 from sailor.checkpoint.files import place
 from sailor.checkpoint.store import newest
-from sailor.config import Config, flatten, plain
+from sailor.config import Config
+from sailor.config_keys import flatten, plain
 from sailor.errors import ConfigError, SailorError
 from sailor.units import duration
 

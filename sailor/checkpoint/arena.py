@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,14 +68,21 @@ class Arena:
         manifest = Manifest(writer=writer, boxes=place(boxes))
         needed = file_bytes(manifest)
         with self._lock:
-            fitting = [p for p, size in self._pool.items() if needed <= size <= 2 * needed + PAGE]
-            if fitting:
-                path = min(fitting, key=lambda p: self._pool[p])
-                del self._pool[path]
-            else:
-                self._make_room(needed)
-                path = self._create(needed)
+            path = self._file(needed)
         return Segment.write_header(path, manifest=manifest)
+
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Have faulted memory lie ready for segments of these files' sizes, all in use at once.
+
+        It is only kept as long as nothing else needs it. Raises OutOfSnapshotMemory.
+        """
+        with self._lock:
+            taken: list[Path] = []
+            try:
+                for size in sorted(sizes, reverse=True):
+                    taken.append(self._file(size))
+            finally:
+                self._pool |= {path: self._sizes[path] for path in taken}
 
     def free(self, segment: Segment) -> None:
         """Nobody will read or write it any more; its pages wait for the next one."""
@@ -91,6 +98,16 @@ class Arena:
             self._sizes.clear()
             self._pool.clear()
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _file(self, needed: int) -> Path:
+        """A file of the pool, taken out of it, or a new one. Raises OutOfSnapshotMemory."""
+        fitting = [p for p, size in self._pool.items() if needed <= size <= 2 * needed + PAGE]
+        if fitting:
+            path = min(fitting, key=lambda p: self._pool[p])
+            del self._pool[path]
+            return path
+        self._make_room(needed)
+        return self._create(needed)
 
     def _make_room(self, needed: int) -> None:
         for path in sorted(self._pool, key=lambda p: self._pool[p]):

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,7 +33,9 @@ SLOW_CHUNK_S = 0.02  # a chunk that took longer went over a slow line: 6 MB/s
 SLOW_SHARE = 0.5  # of which copies take no more
 PING_BYTES = 256 << 10
 PINGS = 5
+MOST_PINGS = 100  # over one connection
 SILENCE_S = 20.0  # longest wait for the other side's next message
+EXPECTED_S = 600.0  # and for the first one: lines are opened before they are needed
 
 
 class BoxHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,14 +129,16 @@ class Shelf(Protocol):
 
 async def serve_bulk(link: Link, shelf: Shelf) -> None:
     """Answer one transfer on an accepted connection. Raises LinkClosed."""
-    request = await _next(link)
+    request = await _next(link, seconds=EXPECTED_S)
     match request:
         case Get():
             await _send_boxes(link, shelf, request)
         case Put():
             await _store_copy(link, shelf, request)
         case Ping():
-            for _ in range(PINGS):
+            for _ in range(MOST_PINGS):
+                if not isinstance(request, Ping):
+                    return
                 await link.send(request)
                 request = await _next(link)
         case _:
@@ -185,16 +189,24 @@ async def fetch(
     *,
     identity: Identity,
     shelf: Shelf,
+    line: Link | None = None,
 ) -> Segment:
     """Boxes of a snapshot another node holds, verified, in a segment of this one.
 
-    The caller discards the segment after use. Raises TransferFailed, CorruptSnapshot,
-    OutOfSnapshotMemory.
+    ``line`` is one to there that was opened before, and is used up. The caller discards the segment
+    after use. Raises TransferFailed, CorruptSnapshot, OutOfSnapshotMemory.
     """
-    link = await _dial(address, identity)
+    get = Get(snapshot=snapshot, boxes=tuple(boxes))
+    head: Any = None
+    if line is not None:
+        try:
+            head = await _ask(line, get)
+        except LinkClosed as error:
+            log.info("a line opened ahead of time is of no use any more: %s", error)
+            line.abort()
+    link = line if line is not None and head is not None else await dial(address, identity)
     try:
-        await link.send(Get(snapshot=snapshot, boxes=tuple(boxes)))
-        head = await _next(link)
+        head = head or await _ask(link, get)
         if not isinstance(head, Head):
             raise TransferFailed(getattr(head, "reason", type(head).__name__))
         segment = await shelf.room(
@@ -226,7 +238,7 @@ async def push(
     the sender rests, so that whoever trains has the rest of it. A slow line is in any case. Raises
     TransferFailed.
     """
-    link = await _dial(address, identity)
+    link = await dial(address, identity)
     try:
         heads = tuple(heads_of(segment, boxes))
         await link.send(Put(snapshot=segment.snapshot, boxes=heads))
@@ -254,18 +266,29 @@ async def push(
 async def ping_seconds(address: tuple[str, int], *, identity: Identity) -> float:
     """How long some bytes take to another agent and back, the best of a few times: what slows all
     of them is the line, not a busy moment. Raises TransferFailed."""
-    link = await _dial(address, identity)
+    async with opened(address, identity) as link:
+        return min([await echo_seconds(link, PING_BYTES) for _ in range(PINGS)])
+
+
+async def echo_seconds(link: Link, num_bytes: int) -> float:
+    """How long that many bytes take to the other side and back, at most SILENCE_S. Raises
+    TransferFailed."""
     try:
-        best = SILENCE_S
-        for _ in range(PINGS):
-            began = time.monotonic()
-            await link.send(Ping(data=bytes(PING_BYTES)))
-            if not isinstance(await _next(link), Ping):
-                raise TransferFailed("a ping was not answered by one")
-            best = min(best, time.monotonic() - began)
-        return best
+        began = time.monotonic()
+        await link.send(Ping(data=bytes(num_bytes)))
+        if not isinstance(await _next(link), Ping):
+            raise TransferFailed("a ping was not answered by one")
+        return time.monotonic() - began
     except LinkClosed as error:
         raise TransferFailed(str(error)) from error
+
+
+@asynccontextmanager
+async def opened(address: tuple[str, int], identity: Identity) -> AsyncIterator[Link]:
+    """A connection to another agent's bulk port. Raises TransferFailed."""
+    link = await dial(address, identity)
+    try:
+        yield link
     finally:
         link.abort()
 
@@ -386,16 +409,22 @@ async def _receive_into(
             raise CorruptSnapshot(f"box {head.name} arrived with other bytes", where=link.peer)
 
 
-async def _next(link: Link) -> Any:
+async def _ask(link: Link, get: Get) -> Any:
+    await link.send(get)
+    return await _next(link)
+
+
+async def _next(link: Link, *, seconds: float = SILENCE_S) -> Any:
     try:
-        async with asyncio.timeout(SILENCE_S):
+        async with asyncio.timeout(seconds):
             return await link.receive()
     except TimeoutError as error:
         link.abort()
-        raise LinkClosed(f"{link.peer}: silent for {SILENCE_S:.0f} s") from error
+        raise LinkClosed(f"{link.peer}: silent for {seconds:.0f} s") from error
 
 
-async def _dial(address: tuple[str, int], identity: Identity) -> Link:
+async def dial(address: tuple[str, int], identity: Identity) -> Link:
+    """A connection to another node's bulk port, for one transfer. Raises TransferFailed."""
     try:
         return await connect(
             *address, identity=identity, decoder=BULK_DECODER, deadline_s=CONNECT_S

@@ -83,9 +83,8 @@ def reachable_step(layout: Layout, copies: Iterable[Copy]) -> int:
     for step in sorted(shared.keys() | {step for step, _ in own}, reverse=True):
         anybody = shared.get(step, set())
         if all(
-            box.name in anybody or box.name in own.get((step, worker), ())
-            for worker, boxes in zip(layout.workers, layout.kept, strict=True)
-            for box in boxes
+            names - own.get((step, worker), set()) <= anybody
+            for worker, names in zip(layout.workers, layout.kept_names, strict=True)
         ):
             return step
     return 0
@@ -99,14 +98,26 @@ def choose(layout: Layout, copies: Sequence[Copy], *, starts: Mapping[int, int])
     """
     kept = [copy for copy in copies if on_history(copy, starts)]
     step = reachable_step(layout, kept)
+    present = [copy for copy in kept if copy.step == step]
+    # In most changes most workers stay as they are: nothing is looked up box by box for them.
+    staying = {copy.worker: copy for copy in present if copy.live}
+    homes = [staying.get(worker) for worker in layout.workers]
+    homes = [home if home is not None and names <= home.boxes else None
+             for home, names in zip(homes, layout.kept_names, strict=True)]  # fmt: skip
+    moving = frozenset[str]().union(
+        *(n for home, n in zip(homes, layout.kept_names, strict=True) if home is None)
+    )
     by_box: dict[str, list[Copy]] = {}
-    for copy in kept:
-        if copy.step == step:
-            for name in copy.boxes:
-                by_box.setdefault(name, []).append(copy)
+    for copy in present:
+        for name in copy.boxes & moving:
+            by_box.setdefault(name, []).append(copy)
     served: dict[str, int] = {}
-    fetches = []
-    for rank, worker in enumerate(layout.workers):
+    fetches: list[tuple[Fetch, ...]] = []
+    for rank, (worker, home) in enumerate(zip(layout.workers, homes, strict=True)):
+        if home is not None:
+            names = tuple(layout.kept_names[rank])
+            fetches.append((Fetch(tier="live", boxes=names, copy=home),))
+            continue
         chosen: dict[tuple[str, Copy | None], list[str]] = {}
         for box in layout.kept[rank]:
             tier, source = _nearest(by_box.get(box.name, ()), worker, served)

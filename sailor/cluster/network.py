@@ -80,6 +80,8 @@ class Network:
     machine_types: dict[str, MachineType]
     tariffs: dict[str, Tariff] = field(default_factory=dict)  # by cloud
     measured: dict[Tier, Link] = field(default_factory=dict)  # instead of what sheets say
+    # Between machines of two zones, or of one, by name in order: instead of all else.
+    paths: dict[tuple[str, str], Link] = field(default_factory=dict)
     _links: dict[tuple[str, str, str, str], Link] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -120,6 +122,9 @@ class Network:
         return self._links[key]
 
     def _between(self, zone: str, machine_type: str, other_zone: str, other_type: str) -> Link:
+        first, second = sorted((zone, other_zone))
+        if (first, second) in self.paths:
+            return self.paths[first, second]
         tier = self.tier(zone, other_zone)
         if tier in self.measured:
             return self.measured[tier]

@@ -59,12 +59,13 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "quarantined": ("step", "why"),
     "memory": ("ranks",),  # rank, worker, peak_bytes, base_bytes
     "evaluated": ("step", "eval_loss", "seconds"),  # an evaluation outside any step's record
-    "snapshot": ("step", "workers", "bytes", "stall_s", "slowest"),  # in the nodes' own memory
+    "snapshot": ("step", "workers", "bytes", "stall_s", "copy_s", "slowest"),  # in own memory
     "snapshot_copied": ("step", "workers", "bytes"),  # in that of peers
     "replicas_agree": ("step", "boxes"),  # only where they are compared
     "replicas_differ": ("step", "box", "holders"),
     "copy_refused": ("copy", "why"),
     "restored": ("step", "sources"),
+    "change_progress": ("stage", "done", "total"),  # of machines; only where it takes seconds
     "anchored": ("step", "node", "bytes", "seconds"),
     "committed": ("step",),
     "persisted": ("step", "bytes", "seconds", "path"),
@@ -75,10 +76,15 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "node_released": ("node", "proof"),
     "standby": ("node", "state", "why"),  # appointed, warm, cold, promoted
     "move_asked": ("node", "why"),
+    "rebalancing": ("decision", "node", "why"),
     "save_asked": ("why",),
     "replan_asked": ("why",),
     "held_up": ("why",),
     "lines_probed": ("nodes", "pairs"),
+    "link_measured": (
+        "node", "peer", "seconds_per_message", "bytes_per_second", "assumed_seconds_per_message",
+        "assumed_bytes_per_second", "times_slower", "far_off",
+    ),
     "move_refused": ("node", "why"),
     "recruiting": ("decision", "node", "why"),
     "fault_injected": ("fault", "target", "at"),

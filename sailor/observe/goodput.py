@@ -154,6 +154,8 @@ class Accounts:
             if not self._ended:  # the process before this one was killed
                 self._fill(self._last_t)
             self._name(t, "stopped")
+        elif self._mode == "capacity":  # for the machine of its own controller
+            self._fill(t)
         else:
             self._cursor = t
         self._begun, self._ended = True, False
@@ -192,8 +194,6 @@ class Accounts:
         if not late:
             self._mode, self._stepped = "training", True
             self._forget()
-        if any(_NOT_WORK[name] == "checkpoint" for name in not_work):
-            self._stall = 0.0
 
     def _fill(self, until: float) -> None:
         """Name the time up to ``until`` by what was going on."""

@@ -109,6 +109,7 @@ class Snapshots:
     copies: int = 0
     copied_bytes: int = 0
     stall_by_step: dict[tuple[int, int], float] = field(default_factory=dict)
+    held_s: float = 0.0  # that updates waited for copies of what they change, on rank 0
     safe: list[tuple[float, int]] = field(default_factory=list)
     _workers: dict[tuple[int, int], int] = field(default_factory=dict)  # of a step, so far
 
@@ -124,9 +125,14 @@ class Snapshots:
                 del self._workers[next(iter(self._workers))]
 
     @property
-    def stall_s(self) -> float:
-        """Seconds that training waited for snapshots: per step, its slowest rank."""
+    def begun_s(self) -> float:
+        """Seconds between steps that beginning snapshots took: per step, its slowest rank."""
         return sum(self.stall_by_step.values())
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds that training waited for snapshots, between steps and in them."""
+        return self.begun_s + self.held_s
 
 
 @dataclass(kw_only=True, slots=True)
@@ -142,7 +148,8 @@ class RunHistory:
 
     def __init__(self) -> None:
         self.run = ""
-        self.now = 0.0  # time of the newest event
+        self.now = 0.0  # time of the newest event; of a run that has ended, of its end
+        self.heard_at = 0.0  # time of the newest event, though a machine's end came after the run's
         self.num_events = 0
         self.missing_events = 0  # gaps in seq: lines that were lost
         self.starts: list[Event] = []
@@ -172,6 +179,8 @@ class RunHistory:
         self.save_asked = False
         self.saved_as_asked = False  # the newest durable step is what was asked for
         self.changing: Event | None = None  # the change of layout that is under way
+        self.restoring: Event | None = None  # where its state comes from, once that is known
+        self.progress: Event | None = None  # how many machines are through with its stage
         self.ledger = Ledger()
         self.standbys = Standbys()
         self.accounts = Accounts()
@@ -182,7 +191,9 @@ class RunHistory:
     def apply(self, event: Event) -> None:
         """Take the next event of the log. Fields it lacks count as unknown, not as an error."""
         self.run = event.run
-        self.now = max(self.now, event.t)
+        self.heard_at = max(self.heard_at, event.t)
+        if event.kind != "node_released" or self.status in ("running", "not started"):
+            self.now = max(self.now, event.t)  # else the run has ended: that machine outlived it
         self.num_events += 1
         self.missing_events += max(0, event.seq - self._seq - 1)
         self._seq = event.seq
@@ -223,15 +234,19 @@ class RunHistory:
                 self.saved_as_asked, self.save_asked = self.save_asked, False
                 self._persisted(event)
             case "transition_started":
-                self.changing = event
+                self._change(event)
+            case "restored":
+                self.restoring = event
+            case "change_progress":
+                self.progress = event
             case "transition_dropped":
-                self.changing = None
+                self._change(None)
             case "persist_failed":
                 self.persist_failures.append(event)
             case "parked":
                 self.parked = True
                 self.parked_at = event.t
-                self.changing = None
+                self._change(None)
                 self.world.append((event.t, 0))
             case "unparked":
                 self.parked = False
@@ -323,6 +338,7 @@ class RunHistory:
             phases=event.get("phases") or {},
             skipped=str(event.get("skipped", "")),
         )
+        self.snapshots.held_s += self.kept[step].phases.get("snapshot", 0.0)
         self.parked = False
 
     def _drop(self, generation: int) -> None:
@@ -334,6 +350,9 @@ class RunHistory:
             step = int(event["step"])
             self.evals[step] = EvalPoint(t=event.t, step=step, loss=loss)
 
+    def _change(self, event: Event | None) -> None:
+        self.changing, self.restoring, self.progress = event, None, None
+
     def _generation(self, event: Event) -> None:
         step = int(event.get("step", 0))
         for ahead in [kept for kept in self.kept if kept > step]:
@@ -342,7 +361,7 @@ class RunHistory:
             self._drop(event.generation)
         self.committed = step
         self.parked = False
-        self.changing = None
+        self._change(None)
         self.generations.append(
             Generation(
                 t=event.t,

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from sailor.observe.events import Event
 
+CONTROLLER = "controller"  # the role of the machine that a run's controller lives on
+_KILLED = "its run was killed"
+_FAULT_S = 300.0  # an end within that time of an injected fault is its doing
+_NOT_TAKEN = (_KILLED, "did not come", "released")
+
 
 @dataclass(kw_only=True, slots=True)
 class NodeLife:
@@ -16,11 +21,13 @@ class NodeLife:
     machine_type: str = ""
     spot: bool = True
     price_per_hour: float = 0.0  # US dollars
-    role: str = ""  # "anchor": it keeps copies and trains nothing
+    role: str = ""  # "anchor": it keeps copies and trains nothing; CONTROLLER
     requested_at: float = 0.0
     started_at: float | None = None  # the cloud says it runs, where it says so
     joined_at: float | None = None
     noticed_at: float | None = None
+    given_back: bool = False  # by ourselves
+    injected_at: float | None = None  # a fault that somebody asked for
     lost_at: float | None = None
     lost_cause: str = ""
     fenced: bool = False
@@ -40,6 +47,28 @@ class NodeLife:
         """When it stopped costing money: its proven release, else its loss."""
         return self.released_at if self.released_at is not None else self.lost_at
 
+    @property
+    def came_at(self) -> float | None:
+        """When it was there: its start where the cloud told of it, else when it began to serve."""
+        return self.serves_from if self.started_at is None else self.started_at
+
+    @property
+    def serves_from(self) -> float | None:
+        """When it began to be of use: its joining. A controller's own machine joins nobody; what it
+        says is in the log from its request on."""
+        return self.requested_at if self.role == CONTROLLER else self.joined_at
+
+    @property
+    def taken(self) -> bool:
+        """Whether it was taken away: lost, or gone after a notice that was not our own."""
+        if self.given_back or self.gone_at is None or self.came_at is None:
+            return False
+        if self.injected_at is not None and self.gone_at - self.injected_at < _FAULT_S:
+            return False
+        if self.lost_at is not None:
+            return self.lost_cause not in _NOT_TAKEN
+        return self.noticed_at is not None
+
     def cost(self, *, now: float) -> float:
         """US dollars until ``now``.
 
@@ -58,7 +87,7 @@ class NodeLife:
             return "lost"
         if self.noticed_at is not None:
             return "leaving"
-        return "up" if self.joined_at is not None else "requested"
+        return "requested" if self.serves_from is None else "up"
 
 
 class Ledger:
@@ -71,6 +100,10 @@ class Ledger:
     def apply(self, event: Event) -> None:
         """Take the next event of the log; those not about machines are ignored."""
         node = event.get("node") or str(event.get("worker", "")).partition("/")[0]
+        if event.kind == "fault_injected":
+            node = str(event.get("target", "")).partition("/")[0]
+            if node not in self._by_name:
+                return
         if not isinstance(node, str) or not node:
             return
         self._apply(event, node)
@@ -96,7 +129,11 @@ class Ledger:
                 life.machine_type = event.get("machine_type", life.machine_type)
                 life.joined_at = event.t if life.joined_at is None else life.joined_at
             case "notice":
-                self._life(event, node).noticed_at = event.t
+                life = self._life(event, node)
+                life.noticed_at = event.t
+                life.given_back = life.given_back or bool(event.get("given_back"))
+            case "fault_injected":
+                self._life(event, node).injected_at = event.t
             case "node_lost" | "fenced":
                 life = self._life(event, node)
                 life.fenced = life.fenced or event.kind == "fenced"
@@ -114,16 +151,17 @@ class Ledger:
         return sum(life.cost(now=now) for life in self.lives if role in (None, life.role))
 
     def hours(self, *, now: float, role: str) -> float:
-        """Machine-hours from joining to the end of machines with a role."""
-        lives = [life for life in self.lives if life.role == role and life.joined_at is not None]
-        ends = [now if life.gone_at is None else life.gone_at for life in lives]
-        return (
-            sum(
-                max(0.0, end - (life.joined_at or 0.0))
-                for life, end in zip(lives, ends, strict=True)
-            )
-            / 3600.0
-        )
+        """Machine-hours of machines with a role, from when they began to serve to their end."""
+        seconds = 0.0
+        for life in self.lives:
+            if life.role == role and life.serves_from is not None:
+                end = now if life.gone_at is None else life.gone_at
+                seconds += max(0.0, end - life.serves_from)
+        return seconds / 3600.0
+
+    def members(self) -> list[NodeLife]:
+        """Machines that were asked for to join: all but a controller's own."""
+        return [life for life in self.lives if life.role != CONTROLLER]
 
     def present(self) -> list[NodeLife]:
         """Machines that joined and are not gone."""
@@ -139,7 +177,7 @@ class Ledger:
             return  # the same wish again
         if known is not None and known.gone_at is None:
             known.lost_at = event.t  # its end was never logged: the process before us was killed
-            known.lost_cause = "its run was killed"
+            known.lost_cause = _KILLED
         self._open(event, node)
 
     def _life(self, event: Event, node: str) -> NodeLife:

@@ -87,12 +87,13 @@ def view_of(
     folder: Path | str | None = None,
     keys: Mapping[str, Key] | None = None,
     farewell: Sequence[str] = (),
+    ctrl_c: str = words.SAVES,
 ) -> View:
     """A view that is to be told of events. ``mode``: auto, live, plain, json or quiet.
 
     auto is live on a terminal that can redraw, else plain. ``folder`` is the run folder, for the
     line that says where the report is. ``history`` is of what happened before; the view keeps it up
-    to date. ``keys`` and ``farewell`` are LiveView's.
+    to date. ``keys`` and ``farewell`` are LiveView's; ``ctrl_c`` says what Ctrl-C does.
     """
     if mode == "auto":
         mode = "live" if console.is_terminal and not console.is_dumb_terminal else "plain"
@@ -100,9 +101,10 @@ def view_of(
         case "live":
             return LiveView(
                 console, history, folder=folder, now=now, keys=keys, farewell=farewell,
+                ctrl_c=ctrl_c,
             )  # fmt: skip
         case "plain":
-            return PlainView(console, history, folder=folder)
+            return PlainView(console, history, folder=folder, ctrl_c=ctrl_c)
         case "json":
             return JsonView(console)
         case "quiet":
@@ -179,9 +181,11 @@ class PlainView:
         """Nothing to take away."""
 
     def __init__(
-        self, console: Console, history: RunHistory, *, folder: Path | str | None = None
-    ) -> None:
+        self, console: Console, history: RunHistory, *, folder: Path | str | None = None,
+        ctrl_c: str = words.SAVES,
+    ) -> None:  # fmt: skip
         self._console = console
+        self._ctrl_c = ctrl_c
         self._history = history
         self._folder = folder
         self._began = history.starts[-1].t if history.starts else history.now
@@ -197,7 +201,7 @@ class PlainView:
             self._began = event.t
             self._told_at = event.t
             self._pace.restart()
-            for line in words.header(self._history):
+            for line in words.header(self._history, ctrl_c=self._ctrl_c):
                 self._print(line)
         elif event.kind == "plan_chosen" and words.is_news(self._history):
             self._print(words.plan_line(event))
@@ -266,8 +270,10 @@ class LiveView:
         folder: Path | str | None = None,
         keys: Mapping[str, Key] | None = None,
         farewell: Sequence[str] = (),
+        ctrl_c: str = words.SAVES,
     ) -> None:
         self._console = console
+        self._ctrl_c = ctrl_c
         self._history = history
         self._now = now
         self._folder = folder
@@ -305,7 +311,7 @@ class LiveView:
             if event.kind == "run_started":
                 self._began = event.t
                 self._pace.restart()
-                lines = words.header(self._history)
+                lines = words.header(self._history, ctrl_c=self._ctrl_c)
             elif event.kind == "plan_chosen" and words.is_news(self._history):
                 lines = [words.plan_line(event)]
             elif line := words.tell(event, self._history):

@@ -5,12 +5,15 @@ Pure functions of a RunHistory. Seconds are wall seconds since the run first sta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from sailor.observe.goodput import Span
 from sailor.observe.history import RunHistory, StepPoint
+
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +106,7 @@ def measure(history: RunHistory, *, now: float | None = None) -> Metrics:
     good, bad = history.accounts.totals(kept=lambda span: is_kept(history, span), now=wall)
     steps = kept_steps(history)
     tokens = sum(point.tokens for point in steps)
-    cost = history.ledger.cost(now=wall)
+    cost = history.ledger.cost(now=max(wall, history.heard_at))
     evals = [history.evals[step] for step in sorted(history.evals)]
     durable = history.durable[-1] if history.durable else None
     return Metrics(
@@ -155,7 +158,7 @@ def model_flops_utilization(history: RunHistory) -> float | None:
 
 
 def mean_phases(history: RunHistory) -> dict[str, float]:
-    """Mean seconds of a kept step by phase; ``snapshot`` is what the slowest rank waited for it."""
+    """Mean seconds of a kept step by phase; ``snapshot`` is all it waited for one."""
     steps = kept_steps(history)
     if not steps:
         return {}
@@ -164,7 +167,7 @@ def mean_phases(history: RunHistory) -> dict[str, float]:
         for name, seconds in point.phases.items():
             total[name] = total.get(name, 0.0) + seconds
     if history.snapshots.count:
-        total["snapshot"] = total.get("snapshot", 0.0) + history.snapshots.stall_s
+        total["snapshot"] = total.get("snapshot", 0.0) + history.snapshots.begun_s
     return {name: seconds / len(steps) for name, seconds in total.items()}
 
 
@@ -287,3 +290,16 @@ def throughput(
             share = overlap / (end - begin) if end > begin else 1.0
             tokens[window] += point.tokens * max(0.0, share)
     return [((i + 0.5) * width, total / width) for i, total in enumerate(tokens)]
+
+
+def thinned(points: Sequence[Point], *, most: int) -> list[Point]:
+    """At most about ``most`` points that look the same: of each bucket its lowest and highest."""
+    if len(points) <= most:
+        return list(points)
+    size = math.ceil(len(points) / (most / 2))
+    kept = [points[0]]
+    for begin in range(0, len(points), size):
+        bucket = points[begin : begin + size]
+        extremes = {min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])}
+        kept += sorted(extremes)
+    return [*kept, points[-1]]

@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from sailor.observe.changing import waiting_for
 from sailor.observe.history import RunHistory
 from sailor.observe.ledger import NodeLife
 from sailor.observe.metrics import Metrics
@@ -39,7 +40,7 @@ def panel(
     """The whole panel. ``now`` and ``began`` (this start) are the log's seconds; ``width`` and
     ``height`` those of the terminal; ``keys`` how the keys that do something are offered."""
     above = [
-        _flow(_headline(history, figures), width=width, style="bold"),
+        _flow(_headline(history, figures, now=now), width=width, style="bold"),
         _flow(_figures(history, figures, tokens_per_second=tokens_per_second), width=width),
         _flow(_safety(history, figures, now=now, began=began), width=width),
     ]
@@ -49,19 +50,22 @@ def panel(
     # The bar, the table's head, the line on machines that have no room, and the cursor's.
     taken = 4 + sum(len(text.plain.splitlines()) for text in (*above, *below))
     machines = _machines(history, now=now, width=width, most=max(1, height - taken))
-    return Group(above[0], _bar(history, width=width), *above[1:], machines, *below)
+    return Group(above[0], _bar(history, now=now, width=width), *above[1:], machines, *below)
 
 
-def _headline(history: RunHistory, figures: Metrics) -> list[str]:
+def _headline(history: RunHistory, figures: Metrics, *, now: float) -> list[str]:
     total = int(history.start("total_steps", 0) or 0)
     point = history.last_step
     step = point.step if point else 0
     facts = [history.run or "-", str(history.start("model") or "-"), f"step {step:,} of {total:,}"]
     if total:
         facts.append(f"{step / total:.1%}")
-    ahead = outlook(history) if history.status == "running" else None
+    wait = waiting_for(history, now=now)
+    ahead = outlook(history) if history.status == "running" and wait is None else None
     facts.append(
-        f"ETA {duration(ahead.p50_s)} (P90 {duration(ahead.p90_s)})" if ahead else doing(history)
+        f"ETA {duration(ahead.p50_s)} (P90 {duration(ahead.p90_s)})"
+        if ahead
+        else doing(history, now=now)
     )
     budget = history.start("budget_usd")
     if budget:
@@ -71,11 +75,14 @@ def _headline(history: RunHistory, figures: Metrics) -> list[str]:
     return facts
 
 
-def _bar(history: RunHistory, *, width: int) -> RenderableType:
-    """Steps done; before the first generation, machines that are there."""
+def _bar(history: RunHistory, *, now: float, width: int) -> RenderableType:
+    """Steps done; while a layout keeps training waiting, machines that are through with what it
+    takes; before the first, machines that are there."""
     total, done = int(history.start("total_steps", 0) or 0), max(history.kept, default=0)
-    if history.ledger.lives and not history.generations:
-        total, done = len(history.ledger.lives), len(history.ledger.present())
+    if (wait := waiting_for(history, now=now)) is not None:
+        total, done = wait.total, wait.done
+    elif (members := history.ledger.members()) and not history.generations:
+        total, done = len(members), len(history.ledger.present())
     bar = Table.grid()  # by itself a bar does not end its line
     bar.add_row(ProgressBar(total=max(total, 1), completed=done, width=width))
     return bar
@@ -155,7 +162,8 @@ def _machines(history: RunHistory, *, now: float, width: int, most: int) -> Tabl
         shown = sorted(lives, key=lambda life: (life.state() == "up", -life.news_at))[:most]
     for life in shown:
         state = life.state()
-        up = "" if life.joined_at is None else _age((life.gone_at or now) - life.joined_at)
+        since = life.serves_from
+        up = "" if since is None else _age((life.gone_at or now) - since)
         role = ", ".join(roles.get(life.node, [])) if life.gone_at is None else ""
         table.add_row(
             life.node, *((life.machine_type,) if wide else ()), life.zone,
@@ -190,7 +198,7 @@ def _news(life: NodeLife, *, now: float) -> str:
     return f"{life.news}, {_age(now - life.news_at)} ago" if life.news else ""
 
 
-def doing(history: RunHistory) -> str:
+def doing(history: RunHistory, *, now: float) -> str:
     """What a run that does not step is at, in a few words."""
     if history.status != "running":
         return history.status
@@ -198,8 +206,10 @@ def doing(history: RunHistory) -> str:
         return f"waiting for machines, {_age(history.now - history.parked_at)}"
     if history.stop_asked is not None:
         return "saving, then stopping"
+    if (wait := waiting_for(history, now=now)) is not None:
+        return str(wait)
     if not history.trains and not history.changing:
-        here, asked = len(history.ledger.present()), len(history.ledger.lives)
+        here, asked = len(history.ledger.present()), len(history.ledger.members())
         return f"starting, {here} of {asked} machines are here" if asked else "planning"
     if not history.trains:
         return "building the first layout"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from sailor.observe.charts import Plot
+from sailor.observe.charts import Marks, bands
 from sailor.observe.history import PausePoint, RunHistory
 
 WIDE, NARROW = 840, 340
@@ -36,7 +36,7 @@ CAUSES = {  # badput as the accounts name it -> its words and its colour, in the
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """One chart in both widths. ``legend`` is (style, meaning) of each mark."""
+    """One chart in both widths. ``legend`` is (colour, meaning) of each mark."""
 
     heading: str
     note: str
@@ -66,11 +66,16 @@ def both(
     )
 
 
-def shade_pauses(plot: Plot, history: RunHistory, shrink: Callable[[float], float]) -> None:
-    for pause in longest(history.pauses):
-        end = shrink(pause.t)
-        title = f"pause of {pause.total_s:.2f} s: {pause.cause}"
-        plot.band(max(0.0, end - pause.total_s), end, style="paused", title=title)
+def paused(history: RunHistory, shrink: Callable[[float], float]) -> Marks:
+    """Shades over the pauses of a chart whose x axis is time."""
+    return bands(
+        [
+            (shrink(pause.t) - pause.total_s, shrink(pause.t),
+             f"pause of {pause.total_s:.2f} s: {pause.cause}")
+            for pause in longest(history.pauses)
+        ],
+        colour="paused",
+    )  # fmt: skip
 
 
 def longest(pauses: Sequence[PausePoint]) -> Sequence[PausePoint]:

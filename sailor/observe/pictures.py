@@ -10,18 +10,30 @@ from dataclasses import replace
 
 from markupsafe import Markup
 
-from sailor.observe.charts import Bar, Plot, Row, clock, gantt, thinned, time_ticks
+from sailor.observe.charts import (
+    COUNT,
+    Axis,
+    area,
+    bands,
+    chart,
+    css,
+    dots,
+    flags,
+    line,
+    time_axis,
+)
+from sailor.observe.gantt import Bar, Row, gantt
 from sailor.observe.goodput import cause_kind
 from sailor.observe.history import RunHistory, StepPoint
 from sailor.observe.ledger import NodeLife
-from sailor.observe.metrics import Metrics, kept_steps, throughput
+from sailor.observe.metrics import Metrics, kept_steps, thinned, throughput
 from sailor.observe.picture import (
     MOST_MARKS,
     Picture,
     both,
     longest,
+    paused,
     running_time,
-    shade_pauses,
 )
 from sailor.observe.pictures_money import money
 from sailor.observe.pictures_time import at_risk, goodput, pause_parts, time_by_cause
@@ -61,46 +73,74 @@ def _loss(history: RunHistory) -> Picture | None:
     margin = (max(values) - min(values)) * 0.05
 
     def draw(width: int) -> Markup:
-        plot = Plot(
-            width=width, height=260,
-            x=(min(x for x, _ in steps + evals), max(x for x, _ in steps + evals)),
-            y=(min(values) - margin, max(values) + margin),
-            x_label="tokens", y_label="loss", x_format=count,
-            y_format=lambda y: f"{y:.3g}",
-        )  # fmt: skip
-        for i, generation in enumerate(history.generations[:MOST_MARKS]):
-            later = history.generations[i + 1 :]
-            end = later[0].step if later else kept[-1].step
-            if end > generation.step and i % 2:
-                title = f"generation {generation.generation}: {generation.layout}"
-                plot.band(generation.step * per_step, end * per_step, style="gen", title=title)
-        plot.line(steps, style="train")
+        marks = [
+            bands(_every_second(history, per_step=per_step, last=kept[-1].step), colour="gen"),
+            line(thinned(steps, most=width // 2), colour="train", title="training loss"),
+        ]
         if len(evals) > 1:
-            plot.line(evals, style="held")
-        for x, loss in thinned(evals, most=MOST_MARKS // 2):
-            plot.dot(
-                x, loss, style="held", title=f"held-out loss after {count(x)} tokens: {loss:.4f}"
+            marks.append(
+                line(thinned(evals, most=width // 2), colour="held", title="held-out loss",
+                     strokeWidth=1.2, strokeDash=[4, 3])
+            )  # fmt: skip
+        marks.append(
+            dots(
+                [
+                    (x, loss, f"held-out loss after {count(x)} tokens: {loss:.4f}")
+                    for x, loss in thinned(evals, most=MOST_MARKS // 2)
+                ],
+                colour="bg", stroke=css("held"), strokeWidth=2,
             )
-        for pause in longest(history.pauses):
-            at = next(
-                (g.step for g in history.generations if g.generation == pause.generation), None
-            )
-            if at is not None:
-                leaving = cause_kind(pause.cause) in _LEAVING
-                title = f"step {at:,}: {pause.cause}, pause {pause.total_s:.2f} s"
-                plot.flag(at * per_step, style="lost" if leaving else "came", title=title)
-        label = f"Loss over {count(steps[-1][0])} tokens of {len(steps):,} kept steps"
-        return plot.svg(f"{label}, with every change of layout")
+        )  # fmt: skip
+        left, came = _changes(history, per_step=per_step)
+        xs = [x for x, _ in steps + evals]
+        return chart(
+            [*marks, *flags(left, colour="lost"), *flags(came, colour="came", strokeDash=[3, 2])],
+            x=Axis(name="tokens", limits=(min(xs), max(xs)), label=COUNT),
+            y=Axis(name="loss", limits=(min(values) - margin, max(values) + margin),
+                   format=",.3~r"),
+            width=width, height=260,
+            label=f"Loss over {count(steps[-1][0])} tokens of {len(steps):,} kept steps, with "
+            "every change of layout",
+        )  # fmt: skip
 
-    legend = [("k-train", "training"), ("k-lost", "a machine or worker lost, or preempted"),
-              ("k-came", "a machine joined"), ("k-gen", "every second generation")]  # fmt: skip
+    legend = [("train", "training"), ("lost", "a machine or worker lost, or preempted"),
+              ("came", "a machine joined"), ("gen", "every second generation")]  # fmt: skip
     if evals:
-        legend.insert(1, ("k-held", "held-out"))
+        legend.insert(1, ("held", "held-out"))
     note = (
         f"Kept steps only, {count(per_step)} tokens each. The batch is the same whatever the "
         "number of machines."
     )
     return both("Loss", note, draw, legend)
+
+
+def _every_second(
+    history: RunHistory, *, per_step: int, last: int
+) -> list[tuple[float, float, str]]:  # fmt: skip
+    """(first token, last token, words) of generations 2, 4, 6, ..., as far as they trained."""
+    found = []
+    for i, generation in enumerate(history.generations[:MOST_MARKS]):
+        later = history.generations[i + 1 :]
+        end = later[0].step if later else last
+        if end > generation.step and i % 2:
+            title = f"generation {generation.generation}: {generation.layout}"
+            found.append((float(generation.step * per_step), float(end * per_step), title))
+    return found
+
+
+def _changes(
+    history: RunHistory, *, per_step: int
+) -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:
+    """(token, words) of each change of layout: those that somebody left, and the others."""
+    left: list[tuple[float, str]] = []
+    came: list[tuple[float, str]] = []
+    steps = {generation.generation: generation.step for generation in history.generations}
+    for pause in longest(history.pauses):
+        if (step := steps.get(pause.generation)) is not None:
+            title = f"step {step:,}: {pause.cause}, pause {pause.total_s:.2f} s"
+            side = left if cause_kind(pause.cause) in _LEAVING else came
+            side.append((float(step * per_step), title))
+    return left, came
 
 
 def _throughput(history: RunHistory, figures: Metrics) -> Picture | None:
@@ -112,18 +152,20 @@ def _throughput(history: RunHistory, figures: Metrics) -> Picture | None:
     def draw(width: int) -> Markup:
         moved = [_at(shrink, point) for point in kept_steps(history)]
         points = throughput(moved, until=until, num_windows=min(160, max(24, width // 6)))
-        plot = Plot(
-            width=width, height=190, x=(0.0, until), y=(0.0, max(y for _, y in points) * 1.08),
-            x_label="time", y_label="tokens per second", x_format=clock, y_format=count,
-            x_ticks=time_ticks,
+        marks = [
+            paused(history, shrink),
+            area(points, colour="fill"),
+            line(points, colour="train", title="tokens per second"),
+        ]
+        return chart(
+            marks, x=time_axis(until), width=width, height=190,
+            y=Axis(name="tokens per second", limits=(0.0, max(y for _, y in points) * 1.08),
+                   label=COUNT),
+            label=f"Tokens per second, on average {figures.tokens_per_second:.0f}",
         )  # fmt: skip
-        shade_pauses(plot, history, shrink)
-        plot.area(points, style="fillarea")
-        plot.line(points, style="train")
-        return plot.svg(f"Tokens per second, on average {figures.tokens_per_second:.0f}")
 
     note = f"Kept tokens only; {count(figures.tokens_per_second)} a second over the whole time."
-    return both("Throughput", note, draw, [("k-pause", "training paused")])
+    return both("Throughput", note, draw, [("paused", "training paused")])
 
 
 def _flops(history: RunHistory, figures: Metrics) -> Picture | None:
@@ -142,17 +184,17 @@ def _flops(history: RunHistory, figures: Metrics) -> Picture | None:
     ]
 
     def draw(width: int) -> Markup:
-        plot = Plot(
-            width=width, height=150, x=(0.0, until), y=(0.0, max(y for _, y in points) * 1.08),
-            x_label="time", y_label="MFU of each step", x_format=clock,
-            y_format=lambda y: f"{y:.0%}", x_ticks=time_ticks,
+        thin = thinned(points, most=width // 2)
+        return chart(
+            [paused(history, shrink), line(thin, colour="train", title="MFU of each step")],
+            x=time_axis(until), width=width, height=150,
+            y=Axis(name="MFU of each step", limits=(0.0, max(y for _, y in points) * 1.08),
+                   format=".2~%"),
+            label=f"Model FLOPs utilization of each step, on average {mfu:.1%}",
         )  # fmt: skip
-        shade_pauses(plot, history, shrink)
-        plot.line(points, style="train")
-        return plot.svg(f"Model FLOPs utilization of each step, on average {mfu:.1%}")
 
     note = f"{mfu:.1%} of what the GPUs could have done in the time of kept steps."
-    return both("MFU", note, draw, [("k-pause", "training paused")])
+    return both("MFU", note, draw, [("paused", "training paused")])
 
 
 def _world(history: RunHistory, figures: Metrics) -> Picture | None:
@@ -164,17 +206,16 @@ def _world(history: RunHistory, figures: Metrics) -> Picture | None:
     points.append((until, points[-1][1]))
 
     def draw(width: int) -> Markup:
-        plot = Plot(
-            width=width, height=170, x=(0.0, until), y=(0.0, max(y for _, y in points) + 0.4),
-            x_label="time", y_label="GPUs in the layout", x_format=clock,
-            y_format=lambda y: f"{y:.0f}", whole_y=True, x_ticks=time_ticks,
+        stairs = line(points, colour="train", title="GPUs", stairs=True, strokeWidth=2)
+        return chart(
+            [paused(history, shrink), stairs], x=time_axis(until), width=width, height=170,
+            y=Axis(name="GPUs in the layout", limits=(0.0, max(y for _, y in points) + 0.4),
+                   format=",.0f", whole=True),
+            label="Number of GPUs that train, over time",
         )  # fmt: skip
-        shade_pauses(plot, history, shrink)
-        plot.line(points, style="world", stairs=True)
-        return plot.svg("Number of GPUs that train, over time")
 
     note = "Each step of the line is a change of layout while the run goes on."
-    return both("World size and pauses", note, draw, [("k-pause", "training paused")])
+    return both("World size and pauses", note, draw, [("paused", "training paused")])
 
 
 def _machines(history: RunHistory, figures: Metrics) -> Picture | None:
@@ -187,30 +228,30 @@ def _machines(history: RunHistory, figures: Metrics) -> Picture | None:
 
     def draw(width: int) -> Markup:
         return gantt(
-            rows, width=width, until=until, x_format=clock, x_ticks=time_ticks,
+            rows, x=time_axis(until), width=width,
             label=f"{len(rows)} machines by zone, each from request to its end",
         )  # fmt: skip
 
-    legend = [("k-boot", "asked for, starting"), ("k-up", "in the run"),
-              ("k-notice", "notice"), ("k-gone", "lost")]  # fmt: skip
+    legend = [("boot", "asked for, starting"), ("c-good", "in the run"),
+              ("notice", "notice"), ("lost", "lost")]  # fmt: skip
     return both("Machines", "By zone, from request to end.", draw, legend)
 
 
 def _row(life: NodeLife, shrink: Callable[[float], float], until: float) -> Row:
-    end = until if life.gone_at is None else shrink(life.gone_at)
-    joined = end if life.joined_at is None else shrink(life.joined_at)
+    end = until if life.gone_at is None else min(until, shrink(life.gone_at))
+    joined = end if life.serves_from is None else shrink(life.serves_from)
     bars = [
-        Bar(begin=shrink(life.requested_at), end=min(joined, end), style="boot",
+        Bar(begin=shrink(life.requested_at), end=min(joined, end), colour="boot",
             title=f"{life.node} asked for"),
     ]  # fmt: skip
-    if life.joined_at is not None:
+    if life.serves_from is not None:
         title = f"{life.node}, {life.machine_type}, in the run for {end - joined:.1f} s"
-        bars.append(Bar(begin=joined, end=end, style="up", title=title))
+        bars.append(Bar(begin=joined, end=end, colour="c-good", title=title))
     marks = []
     if life.noticed_at is not None:
         marks.append((shrink(life.noticed_at), "notice", f"{life.node}: notice"))
     if life.lost_at is not None:
-        marks.append((shrink(life.lost_at), "gone", f"{life.node} lost: {life.lost_cause}"))
+        marks.append((shrink(life.lost_at), "lost", f"{life.node} lost: {life.lost_cause}"))
     return Row(group=life.zone, name=life.node, bars=tuple(bars), marks=tuple(marks))
 
 

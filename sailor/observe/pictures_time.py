@@ -8,21 +8,20 @@ from collections import defaultdict
 from markupsafe import Markup
 
 from sailor.observe.charts import (
-    Bar,
-    Layer,
+    Axis,
     Part,
-    Plot,
     Point,
-    Row,
-    clock,
-    gantt,
+    chart,
+    line,
     share_bar,
-    time_ticks,
+    stack,
+    time_axis,
 )
+from sailor.observe.gantt import Bar, Row, gantt
 from sailor.observe.history import RunHistory
-from sailor.observe.metrics import Metrics, is_kept, kept_steps
+from sailor.observe.metrics import Metrics, is_kept, kept_steps, thinned
 from sailor.observe.picture import CAUSES, Picture, both, longest, running_time
-from sailor.units import duration
+from sailor.units import clock, duration
 
 _NUM_WINDOWS = 120
 _PARTS = (
@@ -37,10 +36,10 @@ def goodput(figures: Metrics) -> Picture | None:
     """One bar of the whole time."""
     if figures.wall_s <= 0:
         return None
-    parts = [Part(name="kept steps", amount=figures.good_s, style="c-good")]
+    parts = [Part(name="kept steps", amount=figures.good_s, colour="c-good")]
     for cause, (name, style) in CAUSES.items():
         if seconds := figures.badput_s.get(cause):
-            parts.append(Part(name=name, amount=seconds, style=style))
+            parts.append(Part(name=name, amount=seconds, colour=style))
     label = f"Goodput {figures.goodput:.0%}: the share of the time spent on steps that were kept"
     return both(
         "Where the time went",
@@ -68,26 +67,21 @@ def time_by_cause(history: RunHistory, figures: Metrics) -> Picture | None:
         for window in range(first, min(_NUM_WINDOWS - 1, int(end / width_s)) + 1):
             overlap = min(end, (window + 1) * width_s) - max(begin, window * width_s)
             shares[what][window] += max(0.0, overlap) / width_s
-    layers = [Layer(name="kept steps", style="c-good", values=shares.pop("kept", [0.0]))]
-    if len(layers[0].values) == 1:
-        layers = []
-    layers += [
-        Layer(name=name, style=style, values=shares[cause])
-        for cause, (name, style) in CAUSES.items()
+    parts = [
+        Part(name=name, colour=colour, amounts=shares[cause])
+        for cause, (name, colour) in ({"kept": ("kept steps", "c-good")} | CAUSES).items()
         if cause in shares
     ]
     edges = [i * width_s for i in range(_NUM_WINDOWS + 1)]
 
     def draw(width: int) -> Markup:
-        plot = Plot(
-            width=width, height=190, x=(0.0, until), y=(0.0, 1.1), x_label="time",
-            y_label="share of the time", x_format=clock, y_format=lambda y: f"{y:.0%}",
-            x_ticks=time_ticks,
+        return chart(
+            stack(edges, parts), x=time_axis(until), width=width, height=190,
+            y=Axis(name="share of the time", limits=(0.0, 1.0), format=".0%"),
+            label="Share of work that was kept, and of all else, over the run",
         )  # fmt: skip
-        plot.stack(edges, layers)
-        return plot.svg("Share of work that was kept, and of all else, over the run")
 
-    legend = [(layer.style, layer.name) for layer in layers]
+    legend = [(part.colour, part.name) for part in parts]
     return both("Goodput over time", f"In stretches of {duration(width_s)}.", draw, legend)
 
 
@@ -99,12 +93,12 @@ def pause_parts(history: RunHistory) -> Picture | None:
     rows, used = [], set()
     for pause in pauses[:40]:
         at, bars = 0.0, []
-        for field, name, style in _PARTS:
+        for field, name, colour in _PARTS:
             seconds = float(getattr(pause, field))
             if seconds > 0:
-                used.add(style)
+                used.add(colour)
                 title = f"{name}: {seconds:.2f} s"
-                bars.append(Bar(begin=at, end=at + seconds, style=style, title=title))
+                bars.append(Bar(begin=at, end=at + seconds, colour=colour, title=title))
                 at += seconds
         rows.append(Row(group="", name=f"at {clock(int(pause.t))}", bars=tuple(bars)))
     until = max(sum(bar.end - bar.begin for bar in row.bars) for row in rows)
@@ -113,11 +107,11 @@ def pause_parts(history: RunHistory) -> Picture | None:
 
     def draw(width: int) -> Markup:
         return gantt(
-            rows, width=width, until=until, x_format=lambda s: f"{s:g} s", x_ticks=time_ticks,
-            label=f"{len(rows)} pauses, each split into what was done in it",
+            rows, x=Axis(name="", limits=(0.0, until), format=",~r", label="datum.label + ' s'"),
+            width=width, label=f"{len(rows)} pauses, each split into what was done in it",
         )  # fmt: skip
 
-    legend = [(style, name) for _, name, style in _PARTS if style in used]
+    legend = [(colour, name) for _, name, colour in _PARTS if colour in used]
     return both("What pauses were made of", "From the last sign of life on.", draw, legend)
 
 
@@ -130,11 +124,11 @@ def at_risk(history: RunHistory, figures: Metrics) -> Picture | None:
     until = shrink(figures.wall_s)
     marks = [(p.t, p.step) for p in steps]
     lines = [
-        (name, style, _lag(marks, saved))
-        for name, style, saved in (
+        (name, colour, _lag(marks, saved))
+        for name, colour, saved in (
             ("were one machine lost: since the newest step whose state is on two", "train",
              history.snapshots.safe),
-            ("were all lost: since the newest durable checkpoint", "durable",
+            ("were all lost: since the newest durable checkpoint", "held",
              [(d.t, d.step) for d in history.durable]),
         )
         if saved
@@ -142,16 +136,19 @@ def at_risk(history: RunHistory, figures: Metrics) -> Picture | None:
     top = max(y for _, _, points in lines for _, y in points)
 
     def draw(width: int) -> Markup:
-        plot = Plot(
-            width=width, height=170, x=(0.0, until), y=(0.0, top * 1.08 + 0.5), x_label="time",
-            y_label="steps at risk", x_format=clock, y_format=lambda y: f"{y:,.0f}", whole_y=True,
-            x_ticks=time_ticks,
+        drawn = []
+        for name, colour, points in lines:
+            moved = [(shrink(t), y) for t, y in points]
+            few = len(moved) < width
+            moved = moved if few else thinned(moved, most=width // 2)
+            drawn.append(line(moved, colour=colour, title=name, stairs=few))
+        return chart(
+            drawn, x=time_axis(until), width=width, height=170,
+            y=Axis(name="steps at risk", limits=(0.0, top * 1.08 + 0.5), format=",.0f", whole=True),
+            label="Steps that a loss would have set back, over time",
         )  # fmt: skip
-        for _, style, points in lines:
-            plot.line([(shrink(t), y) for t, y in points], style=style, stairs=len(points) < 2000)
-        return plot.svg("Steps that a loss would have set back, over time")
 
-    legend = [(f"k-{style}", name) for name, style, _ in lines]
+    legend = [(colour, name) for name, colour, _ in lines]
     note = "Steps that are done and not yet safe: what a loss at that moment would have set back."
     return both("Snapshot and checkpoint lag", note, draw, legend)
 

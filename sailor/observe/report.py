@@ -15,7 +15,6 @@ import jinja2
 import msgspec
 
 from sailor.observe import words
-from sailor.observe.charts import clock, thinned
 from sailor.observe.events import Event, read_events
 from sailor.observe.goodput import cause_kind
 from sailor.observe.history import Generation, PausePoint, RunHistory, replay
@@ -29,12 +28,13 @@ from sailor.observe.metrics import (
     kept_steps,
     measure,
     planned_cost,
+    thinned,
     throughput,
 )
 from sailor.observe.picture import CAUSES
 from sailor.observe.pictures import pictures
 from sailor.observe.summary import summarise, write_atomically
-from sailor.units import count, duration, gib
+from sailor.units import clock, count, duration, gib
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +107,8 @@ def render(
     figures = measure(history)
     lines = happenings(events)
     plans = {check.generation: check for check in check_plans(history)}
+    drawn, times = pictures(history, figures), _times(figures)
+    keys = {colour for picture in drawn for colour, _ in picture.legend}
     return _templates.get_template("report.html.j2").render(
         run=history.run,
         status=history.status,
@@ -114,8 +116,9 @@ def render(
         paragraph=paragraph(history, figures),
         warnings=warnings(history, figures),
         tiles=_tiles(history, figures),
-        pictures=pictures(history, figures),
-        times=_times(figures),
+        pictures=drawn,
+        times=times,
+        colours=sorted(keys | {colour for colour, *_ in times}),
         pauses=[_pause_row(pause) for pause in history.pauses[:_MOST_LINES]],
         layouts=[
             _layout_row(each, plans.get(each.generation))
@@ -165,12 +168,13 @@ def paragraph(history: RunHistory, figures: Metrics) -> str:
         return "The log of this run is empty."
     total = history.start("total_steps", 0)
     lives = history.ledger.lives
-    zones = {life.zone for life in lives if life.zone}
+    members = history.ledger.members()
+    zones = {life.zone for life in members if life.zone}
     starts = f" in {len(history.starts)} starts" if len(history.starts) > 1 else ""
     text = [
         f"{history.start('model')} ({count(history.start('parameters') or 0)} parameters) was "
         f"trained for {figures.steps:,} of {total:,} steps ({count(figures.tokens)} tokens) in "
-        f"{duration(figures.wall_s)}{starts}, on {_number(len(lives), 'machine')} in "
+        f"{duration(figures.wall_s)}{starts}, on {_number(len(members), 'machine')} in "
         f"{_number(len(zones), 'zone')}. {_ending(history)}"
     ]
     if history.pauses:
@@ -271,15 +275,15 @@ def _tiles(history: RunHistory, figures: Metrics) -> list[tuple[str, str]]:
 
 
 def _times(figures: Metrics) -> list[tuple[str, str, str, str]]:
-    """(style, name, seconds, share) of every part of the time, as the bar shows them."""
+    """(colour, name, seconds, share) of every part of the time, as the bar shows them."""
     wall = figures.wall_s or 1.0
     rows = [("c-good", "kept steps", figures.good_s)]
     rows += [
-        (style, name, figures.badput_s[cause])
-        for cause, (name, style) in CAUSES.items()
+        (colour, name, figures.badput_s[cause])
+        for cause, (name, colour) in CAUSES.items()
         if cause in figures.badput_s
     ]
-    return [(style, name, duration(s), f"{s / wall:.1%}") for style, name, s in rows]
+    return [(colour, name, duration(s), f"{s / wall:.1%}") for colour, name, s in rows]
 
 
 def _pause_row(pause: PausePoint) -> dict[str, str | list[str]]:
@@ -338,14 +342,15 @@ def _memory_row(check: MemoryCheck) -> dict[str, str]:
 
 def _machine_row(life: NodeLife, figures: Metrics) -> dict[str, str]:
     end = figures.wall_s if life.gone_at is None else life.gone_at
+    since = life.serves_from
     return {
         "node": life.node,
         "machine": life.machine_type,
         "zone": life.zone,
         "terms": "spot" if life.spot else "on-demand",
-        "up": "-" if life.joined_at is None else duration(max(0.0, end - life.joined_at)),
+        "up": "-" if since is None else duration(max(0.0, end - since)),
         "price": f"${life.price_per_hour:.2f}",
-        "cost": f"${life.cost(now=figures.wall_s):.2f}",
+        "cost": f"${life.cost(now=max(figures.wall_s, end)):.2f}",
         "end": life.lost_cause or life.state(),
         "proof": life.proof or "not proven gone",
     }

@@ -17,7 +17,7 @@ import msgspec
 from sailor.data.blend import given
 from sailor.observe.events import Event
 from sailor.observe.history import PausePoint, RunHistory, replay
-from sailor.observe.ledger import NodeLife
+from sailor.observe.ledger import CONTROLLER, NodeLife
 from sailor.observe.metrics import MFU_FORMULA, check_plans, measure
 
 VERSION = 1
@@ -37,6 +37,7 @@ def summarise(events: Iterable[Event] | RunHistory) -> dict[str, Any]:
         "exit_code": end.get("exit_code") if end and history.status != "running" else None,
         "model": history.start("model"),
         "parameters": history.start("parameters"),
+        "cloud": history.start("cloud"),
         "steps": figures.steps,
         "total_steps": history.start("total_steps"),
         "tokens": figures.tokens,
@@ -100,6 +101,10 @@ def summarise(events: Iterable[Event] | RunHistory) -> dict[str, Any]:
             "copies": history.anchored.count,
             "step": history.anchored.step,
         },
+        "controllers": {
+            "hours": _round(history.ledger.hours(now=history.heard_at, role=CONTROLLER)),
+            "cost_usd": _round(history.ledger.cost(now=history.heard_at, role=CONTROLLER)),
+        },
         "usd_per_billion_tokens": _round(figures.usd_per_billion_tokens),
         "plan_vs_actual": [
             {
@@ -113,7 +118,7 @@ def summarise(events: Iterable[Event] | RunHistory) -> dict[str, Any]:
             for check in check_plans(history)
         ],
         "released": bool(lives) and not history.ledger.unproven(),
-        "machines": [_machine(life, now=figures.wall_s) for life in lives],
+        "machines": [_machine(life, now=history.heard_at) for life in lives],
         "deterministic": history.start("deterministic"),
         "config_digest": history.start("config_digest"),
         "command": history.start("command"),
@@ -179,9 +184,11 @@ def _machine(life: NodeLife, *, now: float) -> dict[str, Any]:
         "machine_type": life.machine_type,
         "spot": life.spot,
         "requested_t": _round(life.requested_at),
+        "came_t": _round(life.came_at),
         "joined_t": _round(life.joined_at),
         "gone_t": _round(life.gone_at),
         "lost": life.lost_cause,
+        "taken": life.taken,
         "cost_usd": _round(life.cost(now=now)),
         "released": life.released_at is not None,
         "proof": life.proof,

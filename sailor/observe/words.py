@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sailor.observe.changing import restoring, slowest
 from sailor.observe.events import Event
 from sailor.observe.history import PausePoint, RunHistory
 from sailor.observe.metrics import Metrics, measure
@@ -80,6 +81,8 @@ def tell(event: Event, history: RunHistory) -> str | None:
             return f". {event['node']} stays where it is ({event.get('why')})"
         case "held_up":
             return f". {event.get('why')}; the lines between machines are probed"
+        case "restored" if slowest(event.get("sources", ())) in ("disk", "anchor"):
+            return f". {restoring(event.get('step', 0), event.get('sources', ()))}"
         case "transition_dropped":
             return f". layout kept ({event.get('why')})"
         case "step_refused":
@@ -105,7 +108,11 @@ def tell(event: Event, history: RunHistory) -> str | None:
     return None
 
 
-def header(history: RunHistory) -> list[str]:
+SAVES = "Ctrl-C saves and stops; the same command goes on from there"
+CLOSES = "Ctrl-C closes this view; the run goes on"
+
+
+def header(history: RunHistory, *, ctrl_c: str = SAVES) -> list[str]:
     """Who runs what: the lines before the first step of a start."""
     start = history.start
     steps = start("total_steps", 0)
@@ -115,7 +122,7 @@ def header(history: RunHistory) -> list[str]:
         f'sailor   run "{history.run}"{again}   {start("model")}, '
         f"{count(start('parameters') or 0)} parameters, {steps:,} steps of {shape}"
     )
-    return [first, "         Ctrl-C saves and stops; the same command goes on from there"]
+    return [first, f"         {ctrl_c}"]
 
 
 def is_news(history: RunHistory) -> bool:

@@ -1,8 +1,8 @@
 """Groups of ranks that exchange tensors, and waits that can be left at once.
 
-The only module that knows torch's private names for process groups; ``check_runtime`` tries each of
-them. Groups are built directly on a key-value store, without a global world: a process may be in
-many generations of them, one after another. What the groups are for is the layout's business.
+This and groups.py, which builds them, are the only modules that know torch's private names for
+process groups; ``groups.check_runtime`` tries each of them. There is no global world: a process may
+be in many generations of groups, one after another. What they are for is the layout's business.
 
 gloo cannot abort an operation: a wait for a dead or stopped peer lasts until the time-out. So
 nobody here waits for gloo: a wait sleeps on an event that the operation's future sets, and leaves
@@ -19,29 +19,19 @@ ends their kernels by ``interrupt``. torch's own watchdog, which would end the p
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-
-from sailor.parallel.layout import Layout
 
 log = logging.getLogger(__name__)
 
-_SLICE_S = 0.02  # how often a wait looks at the abort event
+SLICE_S = 0.02  # how often a wait looks at the abort event
 _POLL_S = 2e-4  # how often one looks at the GPU: a step waits for it once
-# Set unless the user did, before the first NCCL group: whoever waits too long is our business.
-_NCCL_ENVIRONMENT = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-}  # fmt: skip
 
 
 class Waits(threading.local):
@@ -98,6 +88,9 @@ class Communicator(Protocol):
     def rebind(self, abort: threading.Event) -> None:
         """Listen to another abort event: what a group reused by the next generation needs."""
 
+    def allow(self, *, seconds: float) -> None:
+        """No operation that is started from here on may take longer."""
+
     def interrupt(self) -> None:
         """The abort event is set: end what only the group itself can end. From any thread."""
 
@@ -122,6 +115,9 @@ class NoGroup:
         return
 
     def rebind(self, abort: threading.Event) -> None:
+        return
+
+    def allow(self, *, seconds: float) -> None:
         return
 
     def interrupt(self) -> None:
@@ -162,14 +158,6 @@ class LoopbackCommunicator(NoGroup):
         return DONE
 
 
-def loopback_groups(layout: Layout, rank: int) -> dict[str, Communicator]:
-    """A stand-in for every group a rank takes part in."""
-    return {
-        group.key: LoopbackCommunicator(rank=group.ranks.index(rank), size=len(group.ranks))
-        for group in layout.groups_of(rank)
-    }
-
-
 class _Work:
     """One operation of a process group."""
 
@@ -198,7 +186,7 @@ class _Work:
 
     def _wait(self) -> None:
         abort = self._group.abort
-        while not self._done.wait(_SLICE_S):
+        while not self._done.wait(SLICE_S):
             self._group.waiting()
             if abort.is_set():
                 self._group.close()
@@ -250,7 +238,7 @@ class ProcessGroupCommunicator:
         self.rank = rank
         self.size = size
         self.abort = abort
-        self.timeout_s = timeout_s
+        self.timeout_s = self._built_for_s = timeout_s
         self.waiting = waiting  # called again and again while a wait lasts
         self._group = group
         self._lock = threading.Lock()  # a group may be closed by another thread than waits
@@ -310,6 +298,9 @@ class ProcessGroupCommunicator:
     def rebind(self, abort: threading.Event) -> None:
         self.abort = abort
 
+    def allow(self, *, seconds: float) -> None:
+        self.timeout_s = min(seconds, self._built_for_s)
+
     def interrupt(self) -> None:
         if self._on_device:
             self.close()
@@ -324,11 +315,11 @@ class ProcessGroupCommunicator:
             return
         if self._on_device:  # an abort waits for the kernels to see it
             threading.Thread(
-                target=_abort, args=(group, under_way), name="nccl abort", daemon=True
+                target=end_kernels, args=(group, under_way), name="nccl abort", daemon=True
             ).start()
         else:
             stuck = any(not work.done for work, _ in under_way)
-            _graveyard.bury((group, under_way), seconds=self.timeout_s if stuck else 0.0)
+            _graveyard.bury((group, under_way), seconds=self._built_for_s if stuck else 0.0)
 
     def _started(self, start: Callable[[], Any], tensors: Any) -> Pending:
         """Start an operation, and remember it and its tensors while it may touch them."""
@@ -345,7 +336,7 @@ class ProcessGroupCommunicator:
         return pending
 
 
-def _abort(group: Any, under_way: Any) -> None:
+def end_kernels(group: Any, under_way: Any) -> None:
     """End the kernels of an NCCL group. Their tensors live until then."""
     group.abort()
     del under_way
@@ -394,127 +385,3 @@ class _Graveyard:
 
 
 _graveyard = _Graveyard()
-
-
-def build_groups(
-    layout: Layout,
-    rank: int,
-    *,
-    generation: int,
-    store: Store,
-    abort: threading.Event,
-    timeout_s: float,
-    host: str,
-    device: str = "cpu",
-    reuse: Mapping[str, Communicator] | None = None,
-    waiting: Callable[[], None] = lambda: None,
-) -> dict[str, Communicator]:
-    """The groups of ``rank``, by Group.key, built together with their other members.
-
-    Blocks until every member of each group builds it too, at most ``timeout_s`` a group; no
-    operation on them may then take longer than that either. ``host`` is the address others reach
-    this worker at. A group whose key is in ``reuse`` is taken over untouched; all its members must
-    do the same. ``waiting`` is called now and then by whoever waits in one of them: a sign of life
-    that a thread stuck elsewhere does not give. Raises Aborted; half-built groups are then closed,
-    reused ones are not.
-    """
-    reuse = reuse or {}
-    built: dict[str, Communicator] = {}
-    link: Any = None
-    try:
-        for index, group in enumerate(layout.groups):
-            if rank not in group.ranks:
-                continue
-            if group.key in reuse:
-                built[group.key] = reuse[group.key]
-                continue
-            if abort.is_set():
-                raise Aborted("the generation was aborted while its groups were built")
-            if device == "cpu" and link is None:
-                link = dist.ProcessGroupGloo.create_device(hostname=host)
-            at = group.ranks.index(rank)
-            prefixed = PrefixStore(f"g{generation}/{index}", store)
-            process_group = _process_group(prefixed, at, len(group.ranks), timeout_s, link)
-            if link is None:
-                _connect(process_group, abort, timeout_s)
-            built[group.key] = ProcessGroupCommunicator(
-                process_group,
-                rank=at,
-                size=len(group.ranks),
-                abort=abort,
-                timeout_s=timeout_s,
-                waiting=waiting,
-            )
-    except BaseException as error:
-        for key, communicator in built.items():
-            if key not in reuse:
-                communicator.close()
-        if isinstance(error, RuntimeError):  # includes DistStoreError and DistNetworkError
-            raise PeerLost(f"groups of generation {generation}: {error}") from error
-        raise
-    return built
-
-
-def _process_group(store: Store, rank: int, size: int, timeout_s: float, link: Any) -> Any:
-    """gloo on the given link, NCCL when there is none."""
-    if link is not None:
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stub
-        options._timeout = timedelta(seconds=timeout_s)
-        options._threads = 1
-        options._devices = [link]
-        return dist.ProcessGroupGloo(store, rank, size, options)
-    for name, value in _NCCL_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    nccl = dist.ProcessGroupNCCL.Options()
-    nccl._timeout = timedelta(seconds=timeout_s)
-    nccl.config.blocking = 0  # or nobody could leave a set-up whose other members never come
-    return dist.ProcessGroupNCCL(store, rank, size, nccl)
-
-
-def _connect(group: Any, abort: threading.Event, timeout_s: float) -> None:
-    """Have an NCCL group meet now and not in its first operation. Raises Aborted."""
-    group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
-    deadline = time.monotonic() + timeout_s
-    while not group._is_initialized():
-        if abort.is_set() or time.monotonic() > deadline:
-            threading.Thread(target=_abort, args=(group, ()), daemon=True).start()
-            if abort.is_set():
-                raise Aborted("the generation was aborted while its groups were built")
-            raise PeerLost(f"not all members came within {timeout_s:.0f} s")
-        time.sleep(_SLICE_S / 4)
-
-
-def check_runtime() -> None:
-    """Try every private name used here on this torch; RuntimeError says which one is gone.
-
-    Two members in two threads of this process build a group, sum and broadcast.
-    """
-    store = HashStore()
-    results: list[list[float]] = [[], []]
-    errors: list[BaseException] = []
-
-    def member(rank: int) -> None:
-        try:
-            link = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
-            group = _process_group(PrefixStore("check", store), rank, 2, 10.0, link)
-            communicator = ProcessGroupCommunicator(
-                group, rank=rank, size=2, abort=threading.Event(), timeout_s=10.0
-            )
-            tensor = torch.tensor([1.0 + rank])
-            communicator.all_reduce(tensor).wait()
-            results[rank].append(float(tensor))
-            communicator.broadcast(tensor.fill_(10.0 + rank), root=1).wait()
-            results[rank].append(float(tensor))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors or results != [[3.0, 11.0], [3.0, 11.0]]:
-        raise RuntimeError(
-            f"torch {torch.__version__} does not run groups as sailor needs them: "
-            f"{errors[0] if errors else results}"
-        )

@@ -232,6 +232,11 @@ class Layout:
         )
 
     @cached_property
+    def kept_names(self) -> tuple[frozenset[str], ...]:
+        """Names of the boxes that each rank keeps."""
+        return tuple(frozenset(box.name for box in boxes) for boxes in self.kept)
+
+    @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Every group of two or more ranks, in one fixed order that all ranks build them in."""
         found: dict[tuple[GroupKind, tuple[int, ...]], None] = {

@@ -153,6 +153,9 @@ class _Overheard:
     def rebind(self, abort: threading.Event) -> None:
         self._real.rebind(abort)
 
+    def allow(self, *, seconds: float) -> None:
+        self._real.allow(seconds=seconds)
+
     def interrupt(self) -> None:
         self._real.interrupt()
 

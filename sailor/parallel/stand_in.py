@@ -7,7 +7,7 @@ when, is the life cycle's business (``sailor/runtime/reserve.py``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sailor.parallel.layout import Layout, Member, WorkerId
@@ -16,15 +16,20 @@ from sailor.plan import Plan
 
 
 def stand_in(
-    layout: Layout, *, staying: Sequence[Member], others: Sequence[Member]
+    layout: Layout,
+    *,
+    staying: Sequence[Member],
+    others: Sequence[Member],
+    meant: Mapping[str, str] | None = None,
 ) -> Layout | None:
     """The layout with every seat taken by a worker of ``staying`` or ``others``; None if it cannot.
 
     ``staying`` may keep seats; ``others``, in order of preference, may take some over. A node that
     has lost a worker and started another keeps its seats; one that cannot fill all of its seats
     gives all of them up, for a tensor group never spans machines. They go to one machine of the
-    same type in a zone the plan uses, the same zone first. The very same layout comes back when
-    nobody is missing.
+    same type in a zone the plan uses, the same zone first; those of a node in
+    ``meant`` to the machine named there or to none. The very same layout comes back when nobody is
+    missing.
     """
     workers = list(layout.workers)
     by_name = {member.node: member for member in staying}
@@ -39,17 +44,18 @@ def stand_in(
                 workers[rank] = worker
     taken = set(layout.nodes) - {node for node, _ in homeless}
     free = [m for m in others if m.node not in taken and m.workers]
-    zones = {stage.zone for _, _, stage in layout.plan.stages()}
+    meant = meant or {}
     moved: dict[int, str] = {}  # rank -> zone it goes to
     for node, ranks in homeless:
         stage = layout.stage_of(ranks[0])
+        taken_by = meant.get(node)
+        spoken_for = set(meant.values()) - {taken_by}
         fitting = [
             member
             for member in free
-            if member.node != node
-            and member.machine_type == stage.machine_type
-            and member.zone in zones
-            and len(member.workers) >= len(ranks)
+            if member.node not in {node, *spoken_for}
+            and taken_by in (None, member.node)
+            and fits(layout, ranks, member)
         ]
         if not fitting:
             return None
@@ -60,7 +66,17 @@ def stand_in(
             moved[rank] = chosen.zone
     if tuple(workers) == layout.workers:
         return layout
-    return replace(layout, plan=_with_zones(layout, moved), workers=tuple(workers))
+    return replace(layout, plan=with_zones(layout, moved), workers=tuple(workers))
+
+
+def fits(layout: Layout, ranks: Sequence[int], member: Member) -> bool:
+    """Whether a machine is of the type that all these ranks of one node were planned for, large
+    enough, and in a zone the plan uses."""
+    return (
+        member.machine_type == layout.stage_of(ranks[0]).machine_type
+        and len(member.workers) >= len(ranks)
+        and any(stage.zone == member.zone for _, _, stage in layout.plan.stages())
+    )
 
 
 def same_seat(old: Layout, old_rank: int, new: Layout, new_rank: int) -> bool:
@@ -84,6 +100,29 @@ def same_seat(old: Layout, old_rank: int, new: Layout, new_rank: int) -> bool:
     )
 
 
+def only_workers_differ(old: Layout, old_rank: int, new: Layout, new_rank: int) -> bool:
+    """Whether a rank of two layouts has the same rank, owners and share of every batch in both: a
+    machine was replaced by another, and for whoever stays nothing but some groups is new."""
+    return (
+        old_rank == new_rank
+        and old.spec == new.spec
+        and old.pieces == new.pieces
+        and (old.plan == new.plan or without_places(old.plan) == without_places(new.plan))
+    )
+
+
+def without_places(plan: Plan) -> Plan:
+    """The plan, wherever and on whatever machines it runs."""
+    replicas = tuple(
+        replace(
+            replica,
+            stages=tuple(replace(s, gpu="", machine_type="", zone="") for s in replica.stages),
+        )
+        for replica in plan.replicas
+    )
+    return replace(plan, replicas=replicas)
+
+
 def _filled(
     ranks: Sequence[int], workers: Sequence[WorkerId], member: Member | None
 ) -> dict[int, WorkerId] | None:
@@ -100,8 +139,8 @@ def _filled(
     return seated
 
 
-def _with_zones(layout: Layout, moved: dict[int, str]) -> Plan:
-    """The plan, with the stages of moved ranks where they are now. Nothing else changes."""
+def with_zones(layout: Layout, moved: dict[int, str]) -> Plan:
+    """The plan, with the stages of moved ranks in these zones. Nothing else changes."""
     zones = {(c.replica, c.stage): moved[r] for r, c in enumerate(layout.coordinates) if r in moved}
     replicas = tuple(
         replace(

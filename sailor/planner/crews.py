@@ -19,15 +19,17 @@ class Arms:
     """Sets of crews as columns, one entry each.
 
     ``rate`` and ``delay`` give the time of a set's pipelines, T = (batch + delay) / rate; ``usage``
-    has a row for each site. What a guess of the reduction needs: ``owners`` replicas, ``blocks``
-    the most of a stage, ``slim`` the least tensor-parallel degree, ``width`` the most GPUs a
-    replica takes of a site, and ``sites``, a bit each.
+    has a row for each site, ``least`` is the batch that gives each replica a microbatch. What a
+    guess of the reduction needs: ``owners`` replicas, ``blocks`` the most of a stage, ``slim`` the
+    least tensor-parallel degree, ``width`` the most GPUs a replica takes of a site, and ``sites``,
+    a bit each.
     """
 
     crews: list[tuple[tuple[Template, int], ...]]
     rate: FloatArray
     delay: FloatArray
     usage: IntArray
+    least: IntArray
     owners: IntArray
     blocks: IntArray
     slim: IntArray
@@ -39,7 +41,7 @@ class Arms:
         size = len(crews)
         rate, delay = np.zeros(size), np.zeros(size)
         usage = np.zeros((num_sites, size), dtype=np.int64)
-        owners, blocks, width, sites = (np.zeros(size, dtype=np.int64) for _ in range(4))
+        least, owners, blocks, width, sites = (np.zeros(size, dtype=np.int64) for _ in range(5))
         slim = np.full(size, 1 << 20, dtype=np.int64)
         for i, arm in enumerate(crews):
             for template, count in arm:
@@ -50,11 +52,12 @@ class Arms:
                     if gpus:
                         usage[site, i] += count * gpus
                         sites[i] |= 1 << site
+                least[i] += samples
                 owners[i] += count
                 blocks[i] = max(blocks[i], *template.counts)
                 slim[i] = min(slim[i], *(way.tensor_parallel for way in template.row))
                 width[i] = max(width[i], *template.usage)
-        return Arms(crews, rate, delay, usage, owners, blocks, slim, width, sites)
+        return Arms(crews, rate, delay, usage, least, owners, blocks, slim, width, sites)
 
 
 def samples_per_second(template: Template) -> float:

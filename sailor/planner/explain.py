@@ -96,7 +96,7 @@ def what_binds(candidate: Candidate, *, limits: Limits, pool: Pool) -> str:
     share = fullest.peak_bytes / fullest.capacity_bytes
     words = [f"memory {share:.0%} of {fullest.gpu} (stage {fullest.stage + 1})"]
     for used, limit, name in (
-        (candidate.dollars, limits.total_dollars, "budget"),
+        (candidate.dollars, limits.dollars_to_train(candidate.hours), "budget"),
         (estimate.dollars_per_hour, limits.dollars_per_hour, "hourly budget"),
         (None if candidate.hours is None else candidate.hours * 3600, limits.deadline_seconds,
          "deadline"),

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from sailor.planner.costs import Costs, Crew, Fleet, FloatArray, IntArray, Template, Way
 from sailor.planner.crews import Arms, samples_per_second, share_crews
 from sailor.planner.exhaustive import all_fleets, few_templates
+from sailor.planner.fleet_moves import Moves
 from sailor.planner.templates import Templates, mixed_rows
 
 DEEPER = 6  # stages beyond the fewest that hold the model
@@ -35,18 +36,19 @@ EXACT = 48  # sets that are worked out exactly
 IMPROVED = 1  # of each kind, improved by moves
 MARGIN = 0.05  # a start further behind the best one is given up
 ROUNDS = 20  # of moves
-MOST_CREWS = 4
 FEW_TEMPLATES, FEW_FLEETS = 1_000, 1_500  # up to here all of them are looked at
-ALL_WAYS = 12  # up to so many ways of a microbatch size, a stage may change to any of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """What to minimise per step, and what must hold."""
+    """What to minimise per step, and what must hold. ``num_stages`` and ``num_replicas``: of every
+    pipeline and of the fleet, where the user has set them."""
 
     dollars: bool = False  # else seconds
     max_seconds: float = inf
     max_dollars: float = inf
+    num_stages: int | None = None
+    num_replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +72,13 @@ class FleetSearch:
     def __init__(self, costs: Costs, goal: Goal) -> None:
         self.costs, self.goal = costs, goal
         self._priced = goal.dollars or goal.max_dollars < inf
-        self.templates = Templates(costs)
+        self.templates = Templates(costs, depth=goal.num_stages)
         self.batch = costs.global_batch_size
         self.limits = np.array([site.num_gpus for site in costs.sites])
         self._price = np.array([s.dollars_per_gpu_hour / 3600 for s in costs.sites])
         self._shared: dict[tuple[tuple[int, int], ...], float] = {}
         self._tried: set[frozenset[tuple[int, int]]] = set()
-        self._ways = {
-            (way.site, way.tensor_parallel, way.microbatch_size, way.recompute): way
-            for way in costs.ways
-        }
-        self._alike: dict[int, list[Way]] = {}
-        for way in costs.ways:
-            self._alike.setdefault(way.microbatch_size, []).append(way)
+        self._moves = Moves(costs, self.templates, self.limits, num_replicas=goal.num_replicas)
 
     def best(self, known: Sequence[Fleet] = ()) -> Found | None:
         """The best fleet found; None when nothing fits. Where fleets are few, all are looked at.
@@ -147,12 +143,14 @@ class FleetSearch:
             beam = pools[0]
             for pool in pools[1:]:
                 beam = self._pairs(beam, pool)
+            kinds.append([beam])
+        if num_sites > 1:  # be it that no site holds the model alone
             mixed = self._mixed_arms(pools)
             rest = mixed
             for pool in pools:
                 if rest.crews:
                     rest = self._pairs(rest, pool)
-            kinds += [[beam], [mixed], [rest]]
+            kinds += [[mixed], [rest]]
         return [self._best_of(kind) for kind in kinds]
 
     def _best_of(self, pools: Sequence[Arms]) -> list[tuple[tuple[Template, int], ...]]:
@@ -174,6 +172,8 @@ class FleetSearch:
             arms.rate, arms.delay, arms.owners, arms.blocks, arms.slim, arms.width, arms.sites
         )
         usable: npt.NDArray[np.bool_] = np.all(arms.usage <= self.limits[:, None], axis=0)
+        if self.goal.num_replicas is not None:
+            usable &= (arms.owners == self.goal.num_replicas) & (arms.least <= self.batch)
         return self._value(seconds, (self._price[:, None] * arms.usage).sum(axis=0), usable)
 
     def _value(
@@ -204,7 +204,7 @@ class FleetSearch:
         num_sites = len(self.costs.sites)
         if not templates:
             return Arms.of([], num_sites)
-        most = [self._most(template, self.limits) for template in templates]
+        most = [self._moves.most(template, self.limits) for template in templates]
         index = np.repeat(np.arange(len(templates)), [len(self._numbers(n)) for n in most])
         counts = np.array([n for limit in most for n in self._numbers(limit)], dtype=np.int64)
         chosen = self._best_counts(templates, site, index, counts)
@@ -226,6 +226,9 @@ class FleetSearch:
         work alone is too slow for that are not cut at all."""
         blocks = self.costs.num_blocks
         ways = [way for way in self.costs.ways if way.site == site]
+        if self.goal.num_replicas is not None:  # each is to have a microbatch
+            most = self.batch // self.goal.num_replicas
+            ways = [way for way in ways if way.microbatch_size <= most]
 
         def at_most(way: Way) -> float:
             """Samples per GPU and second, were stages equally busy and nothing sent."""
@@ -278,39 +281,46 @@ class FleetSearch:
         return tuple(sorted({n for n in low if n >= 1} | set(range(most - 16, most + 1))))
 
     def _mixed_arms(self, pools: Sequence[Arms]) -> Arms:
-        """Pipelines over two sites, with microbatches of the sizes that do well on one."""
+        """Pipelines over two sites, with microbatches of the sizes that do well on one; of any,
+        where no site holds a pipeline alone."""
         sizes: set[int] = set()
         for arms in pools:
             # Arms of a site are in the order of their worth.
             sizes |= {crews[0][0].microbatch_size for crews in arms.crews[: ARMS // 8]}
+        if not sizes:
+            sizes = {way.microbatch_size for way in self.costs.ways}
         crews: list[tuple[tuple[Template, int], ...]] = []
-        for row in mixed_rows(self.costs, deepest=DEEPEST_MIX, keep=MIXES, sizes=sorted(sizes)):
+        for row in mixed_rows(
+            self.costs, deepest=DEEPEST_MIX, keep=MIXES, sizes=sorted(sizes),
+            depth=self.goal.num_stages,
+        ):  # fmt: skip
             template = self.templates.of(row)
             if template is not None:
-                most = self._most(template, self.limits)
+                most = self._moves.most(template, self.limits)
                 wanted = {most, most - 1, most * 7 // 8, most * 3 // 4, most // 2}
                 crews += [((template, count),) for count in sorted(wanted) if count >= 1]
         return Arms.of(crews, len(self.costs.sites))
-
-    def _most(self, template: Template, free: IntArray) -> int:
-        """How many replicas of it fit on so many free GPUs."""
-        fits = min(int(free[site]) // gpus for site, gpus in enumerate(template.usage) if gpus)
-        return min(fits, self.batch // template.microbatch_size)
 
     def _pairs(self, a: Arms, b: Arms) -> Arms:
         """The best of all sets of one entry of each that fit, and the best of ``a`` alone."""
         fits = np.ones((len(a.crews), len(b.crews)), dtype=bool)
         for site, limit in enumerate(self.limits.tolist()):
             fits &= a.usage[site][:, None] + b.usage[site][None, :] <= limit
+        wanted = self.goal.num_replicas
+        if wanted is not None:
+            fits &= a.owners[:, None] + b.owners[None, :] <= wanted
+            fits &= a.least[:, None] + b.least[None, :] <= self.batch
         i, j = np.nonzero(fits)
+        owners = a.owners[i] + b.owners[j]
         seconds = self._seconds(
-            a.rate[i] + b.rate[j], a.delay[i] + b.delay[j], a.owners[i] + b.owners[j],
+            a.rate[i] + b.rate[j], a.delay[i] + b.delay[j], owners,
             np.maximum(a.blocks[i], b.blocks[j]), np.minimum(a.slim[i], b.slim[j]),
             np.maximum(a.width[i], b.width[j]), a.sites[i] | b.sites[j],
         )  # fmt: skip
         price = self._price @ (a.usage[:, i] + b.usage[:, j])
         value = self._value(seconds, price, np.ones(len(i), dtype=bool))
-        order = np.argsort(value, kind="stable")[: 2 * EXACT].tolist()
+        short = np.zeros(len(i), dtype=bool) if wanted is None else owners < wanted
+        order = np.lexsort((value, short))[: 2 * EXACT].tolist()
         chosen = [a.crews[i[k]] + b.crews[j[k]] for k in order if value[k] < inf]
         alone = np.argsort(self._score(a), kind="stable")[: EXACT // 2].tolist()
         chosen += [a.crews[k] for k in alone]
@@ -319,7 +329,8 @@ class FleetSearch:
     # Exactly.
 
     def work_out(self, crews: Sequence[tuple[Template, int]]) -> Found | None:
-        """Whole microbatches for each crew, and the step that follows."""
+        """Whole microbatches for each crew, and the step that follows. None where memory, the
+        batch or the number of replicas wanted forbids it."""
         shares = share_crews(crews, batch=self.batch)
         used = [(template, count) for (template, count), n in zip(crews, shares, strict=True) if n]
         fleet = tuple(
@@ -327,6 +338,9 @@ class FleetSearch:
             for (template, count), n in zip(crews, shares, strict=True)
             if n
         )
+        wanted = self.goal.num_replicas
+        if wanted is not None and sum(crew.count for crew in fleet) != wanted:
+            return None
         seconds = max(c.template.pipeline.seconds(c.num_microbatches) for c in fleet)
         seconds += self._shared_seconds(used)
         if seconds == inf:
@@ -345,10 +359,10 @@ class FleetSearch:
         """Small moves as long as one helps, the best move of all each time: first of numbers alone,
         which are few, then of everything."""
         best = found
-        for moves in (self._recounted, self._neighbours):
+        for moves in (self._moves.recounted, self._moves.neighbours):
             for _ in range(ROUNDS):
                 better = best
-                for crews in moves(best):
+                for crews in moves(best.fleet):
                     key = frozenset((id(template), count) for template, count in crews)
                     if key in self._tried:
                         continue
@@ -362,106 +376,3 @@ class FleetSearch:
                     break
                 best = better
         return best
-
-    def _recounted(self, found: Found) -> Iterable[list[tuple[Template, int]]]:
-        """Some replicas more or less of one crew."""
-        crews = [(crew.template, crew.count) for crew in found.fleet]
-        usage = sum(count * np.array(template.usage) for template, count in crews)
-        for c, (template, count) in enumerate(crews):
-            others = [*crews[:c], *crews[c + 1 :]]
-            most = self._most(template, self.limits - usage + count * np.array(template.usage))
-            for number in {count - 4, count - 1, count + 1, count + 4, most}:
-                if 1 <= number <= most and number != count:
-                    yield [*others, (template, number)]
-            if others:
-                yield others
-
-    def _neighbours(self, found: Found) -> Iterable[list[tuple[Template, int]]]:
-        """A replica more or less; a block from one stage to another; a crew's microbatch size or a
-        stage's degree halved or doubled; one stage more or less; a crew dropped; what is left over
-        used."""
-        yield from self._recounted(found)
-        crews = [(crew.template, crew.count) for crew in found.fleet]
-        usage = sum(count * np.array(template.usage) for template, count in crews)
-        for c, (template, count) in enumerate(crews):
-            others = [*crews[:c], *crews[c + 1 :]]
-            free = self.limits - usage + count * np.array(template.usage)
-            for changed in self._changed(template):
-                most = self._most(changed, free)
-                for number in {min(count, most), most}:
-                    if number >= 1:
-                        yield [*others, (changed, number)]
-        if len(crews) >= MOST_CREWS:
-            return
-        free = self.limits - usage
-        for way in self.costs.ways:
-            depth = self.templates.shallowest(way)
-            if depth and free[way.site] >= depth * way.tensor_parallel:
-                newcomer = self.templates.of((way,) * depth)
-                if newcomer is not None:
-                    yield [*crews, (newcomer, self._most(newcomer, free))]
-
-    def _changed(self, template: Template) -> Iterable[Template]:
-        """Templates one step away."""
-        row, counts = template.row, template.counts
-        stages = range(len(row))
-        busy = [n * way.block for n, way in zip(counts, row, strict=True)]
-        held = [n / way.tensor_parallel for n, way in zip(counts, row, strict=True)]
-        # Only a stage that sets the pace or the reduction has a reason to give a block away; the
-        # ends, whose embedding and head are not in these sums, may set either.
-        givers = {busy.index(max(busy)), held.index(max(held)), 0, len(row) - 1}
-        for a in sorted(givers):
-            if counts[a] == 1:
-                continue
-            for b in stages:
-                if a != b:
-                    moved = list(counts)
-                    moved[a] -= 1
-                    moved[b] += 1
-                    changed = self.templates.with_counts(row, tuple(moved))
-                    if changed is not None:
-                        yield changed
-        rows = [
-            tuple(self._way(way, size=size) for way in row)
-            for size in (template.microbatch_size * 2, template.microbatch_size // 2)
-        ]
-        for s in stages:
-            starts, ends = (
-                s == 0 or row[s] is not row[s - 1],
-                s == stages[-1] or row[s] is not row[s + 1],
-            )
-            if not starts and not ends:
-                continue  # among equal neighbours the outer two stand for all
-            rows += [(*row[:s], other, *row[s + 1 :]) for other in self._other_ways(row[s])]
-            if not starts:
-                continue
-            rows.append((*row[:s], row[s], *row[s:]))
-            if len(row) > 1:
-                rows.append((*row[:s], *row[s + 1 :]))
-        for changed_row in rows:
-            if all(way is not None for way in changed_row):
-                changed = self.templates.of(tuple(way for way in changed_row if way is not None))
-                if changed is not None:
-                    yield changed
-
-    def _other_ways(self, way: Way) -> list[Way | None]:
-        """What a stage may run as instead: half or twice the degree, with recompute or without; or
-        anything, when there is not much."""
-        alike = self._alike[way.microbatch_size]
-        if len(alike) <= ALL_WAYS:
-            return [other for other in alike if other is not way]
-        degrees = (way.tensor_parallel * 2, way.tensor_parallel, way.tensor_parallel // 2)
-        keys = [
-            (way.site, degree, way.microbatch_size, again)
-            for degree in degrees
-            for again in (False, True)
-        ]
-        return [other for key in keys if (other := self._ways.get(key)) not in (None, way)]
-
-    def _way(self, way: Way, *, size: int | None = None, degree: int | None = None) -> Way | None:
-        """The same site's way with another microbatch size or degree."""
-        key = (
-            way.site, degree or (0 if degree == 0 else way.tensor_parallel),
-            size or (0 if size == 0 else way.microbatch_size), way.recompute,
-        )  # fmt: skip
-        return self._ways.get(key)

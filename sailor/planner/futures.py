@@ -16,7 +16,8 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from sailor.planner.hazard import Hazard, Place
+from sailor.planner.evidence import Place
+from sailor.planner.hazard import Hazard
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

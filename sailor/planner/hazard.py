@@ -12,58 +12,10 @@ for a machine's return and shares of total outages are running means that start 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-Place = tuple[str, str]  # (zone, machine type)
-
-BULK_S = 180.0
-"""Losses of a place within three minutes are one event: over 92 % of interruptions that belong
-together are (Spot-and-Scoot, 2026)."""
-
-
-class CapacityEvent(Protocol):
-    """A change of a trace: what ``provision.trace.SpotEvent`` is."""
-
-    @property
-    def t(self) -> float: ...
-    @property
-    def zone(self) -> str: ...
-    @property
-    def machine_type(self) -> str: ...
-    @property
-    def delta(self) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
-    """What was seen of a place. Hours are machine-hours, but for waits, which are hours.
-
-    ``outages`` are events that took all machines there were, ``outage_lost`` those machines.
-    """
-
-    machine_hours: float = 0.0
-    events: int = 0
-    lost: int = 0
-    outages: int = 0
-    outage_lost: int = 0
-    outage_hours: float = 0.0  # with nothing to give after them, summed
-    returns: int = 0
-    return_hours: float = 0.0  # waits of machines that came back, summed; outages left out
-
-    def __post_init__(self) -> None:
-        if min(self.machine_hours, self.outage_hours, self.return_hours) < 0:
-            raise ValueError("hours of evidence are negative")
-        if self.lost < self.events or self.outages > self.events:
-            raise ValueError("an event loses at least one machine, and an outage is an event")
-
-    def __add__(self, other: Evidence) -> Evidence:
-        return Evidence(**{f.name: getattr(self, f.name) + getattr(other, f.name)
-                           for f in fields(Evidence)})  # fmt: skip
-
-
-NOTHING = Evidence()
+from sailor.planner.evidence import NOTHING, Evidence, Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +56,7 @@ class Hazard:
 
     def seen(self, evidence: Evidence) -> Hazard:
         """The belief after the evidence."""
-        if not self.shape:
+        if not self.shape or evidence == NOTHING:
             return self
         w = self.weight
         usual = evidence.events - evidence.outages  # outages say nothing about usual bulks
@@ -166,70 +118,29 @@ def from_price(prior: Hazard, *, spot: float, on_demand: float) -> Hazard:
     )
 
 
-def observe(changes: Iterable[CapacityEvent], *, seconds: float) -> dict[Place, Evidence]:
-    """What a stretch of capacity tells of its places. Changes in order of time.
+def from_history(prior: Hazard, *, preempted: float, usual: float) -> Hazard:
+    """The prior moved by a cloud's own history: which share of the spot machines that stopped there
+    were taken, beside the ``usual`` share of such machines elsewhere. Both in [0, 1].
 
-    Machine-hours count what the place gave. Losses within three minutes are one event. A return is
-    matched with the loss that has waited longest.
+    Stops are preemptions, at the hazard h, or their owners' doing, at a rate u: the share is
+    h / (h + u), so h = u share / (1 - share). Owners are taken to stop as often here as elsewhere;
+    because they do not quite, the mean moves by four either way at most. It stays a prior.
     """
-    watched: dict[Place, _Watch] = {}
-    for change in changes:
-        place = (change.zone, change.machine_type)
-        watched.setdefault(place, _Watch()).see(min(change.t, seconds), change.delta)
-    return {place: watch.until(seconds) for place, watch in watched.items()}
+    if not (0 <= preempted <= 1 and 0 <= usual <= 1):
+        raise ValueError("a share is not between 0 and 1")
+    factor = min(4.0, max(0.25, _odds(preempted) / _odds(usual)))
+    return replace(
+        prior,
+        rate=prior.rate / factor,
+        source=f"{prior.source}; x{factor:.2f} for {preempted:.0%} of stops being preemptions "
+        f"({usual:.0%} elsewhere)",
+    )
 
 
-@dataclass(slots=True)
-class _Watch:
-    """One place's books."""
-
-    level: int = 0
-    since: float = 0.0
-    machine_seconds: float = 0.0
-    began: float = float("-inf")  # the present event
-    at_first: int = 0  # machines when it began
-    taken: int = 0
-    emptied_at: float | None = None
-    waiting: list[tuple[float, bool]] = field(default_factory=list)  # (since, in an outage)
-    sums: Evidence = NOTHING
-
-    def see(self, t: float, delta: int) -> None:
-        self.machine_seconds += self.level * (t - self.since)
-        self.since = t
-        if delta < 0:
-            if t - self.began > BULK_S:
-                self._finish_event()
-                self.began, self.at_first, self.taken = t, self.level, 0
-            self.taken -= delta
-            self.waiting += [(t, False)] * -delta
-        self.level += delta
-        if delta < 0 and self.level <= 0 and self.at_first > 1:
-            self.emptied_at = t
-            self.waiting = [(gone, gone >= self.began) for gone, _ in self.waiting]
-        if delta > 0:
-            self._returned(t, delta)
-
-    def _returned(self, t: float, number: int) -> None:
-        if self.emptied_at is not None:
-            self.sums += Evidence(outage_hours=(t - self.emptied_at) / 3600)
-            self.emptied_at = None
-        back, self.waiting = self.waiting[:number], self.waiting[number:]
-        waits = [t - gone for gone, outage in back if not outage]
-        self.sums += Evidence(returns=len(waits), return_hours=sum(waits) / 3600)
-
-    def _finish_event(self) -> None:
-        if self.taken:
-            outage = self.at_first > 1 and self.taken >= self.at_first
-            self.sums += Evidence(
-                events=1, lost=self.taken, outages=int(outage),
-                outage_lost=self.taken if outage else 0,
-            )  # fmt: skip
-            self.taken = 0
-
-    def until(self, seconds: float) -> Evidence:
-        self._finish_event()
-        hours = (self.machine_seconds + self.level * max(0.0, seconds - self.since)) / 3600
-        return self.sums + Evidence(machine_hours=hours)
+def _odds(share: float) -> float:
+    """Never nothing and never without end: a share is counted from machines."""
+    kept = min(0.98, max(0.02, share))
+    return kept / (1.0 - kept)
 
 
 def believe(

@@ -160,6 +160,8 @@ class Mixer:
             dollars=priced and self.objective not in fast,
             max_seconds=most_seconds,
             max_dollars=most_dollars,
+            num_stages=self.space.num_stages,
+            num_replicas=self.space.num_replicas,
         )
 
     def _groups(self, offers: Sequence[Offer], most: Mapping[int, int]) -> list[list[Offer]]:

@@ -36,7 +36,7 @@ from sailor.planner.reduction import (
     gradient_bytes,
     reduction,
 )
-from sailor.planner.shapes import microbatch_sizes
+from sailor.planner.shape_space import microbatch_sizes
 from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_seconds
 from sailor.planner.timing import Ring, message_steps, ring_seconds, sharing
 from sailor.profile.profile import Profile

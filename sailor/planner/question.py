@@ -38,12 +38,23 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Hard limits on what the run may cost and take; None is no limit."""
+    """Hard limits on what the run may cost and take; None is no limit.
+
+    ``dollars_per_hour`` is for machines that train. ``beside_per_hour``: dollars an hour of others
+    that the run rents as long as it goes on, which ``total_dollars`` must pay for as well.
+    """
 
     total_dollars: float | None = None
     dollars_per_hour: float | None = None
     deadline_seconds: float | None = None
     min_tokens_per_second: float | None = None
+    beside_per_hour: float = 0.0
+
+    def dollars_to_train(self, hours: float | None) -> float | None:
+        """What is left of the budget for machines that train, when the run takes so long."""
+        if self.total_dollars is None or not self.beside_per_hour:
+            return self.total_dollars  # hours may be without end
+        return self.total_dollars - self.beside_per_hour * (hours or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +127,7 @@ def limits_broken(
 ) -> tuple[str, ...]:
     """Which limits a candidate breaks, in words for the table."""
     broken = []
-    if _exceeds(dollars, limits.total_dollars):
+    if _exceeds(dollars, limits.dollars_to_train(hours)):
         broken.append(f"over budget (${limits.total_dollars:,.0f})")
     if _exceeds(estimate.dollars_per_hour, limits.dollars_per_hour):
         broken.append(f"over ${limits.dollars_per_hour:,.2f}/h")

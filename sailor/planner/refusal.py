@@ -16,7 +16,8 @@ from sailor.plan import tensor_parallel_problems
 from sailor.planner.memory import Cut, peak_bytes, stage_memory
 from sailor.planner.partition import cut_evenly
 from sailor.planner.question import Candidate, Job, Limits, Space
-from sailor.planner.shapes import Shape, Shapes
+from sailor.planner.shape_space import Shape
+from sailor.planner.shapes import Shapes
 from sailor.planner.term import Term
 from sailor.units import MIB, duration, gib
 from sailor.units import count as in_words
@@ -60,28 +61,30 @@ def _beyond_limits(
                              ("misses", "take too long"), ("below", "are too slow"))
         if any(reason.startswith(start) for reason in reasons)
     )  # fmt: skip
-    budget = limits.total_dollars
-    if budget is not None and cheapest.dollars is not None and cheapest.dollars > budget:
-        affordable = budget / cheapest.estimate.dollars_per_billion_tokens * 1e9
+    budget, needed = limits.total_dollars, _whole_cost(cheapest, limits)
+    if budget is not None and needed is not None and needed > budget:
+        affordable = budget / needed * (job.total_tokens or 0.0)
         return NoFeasiblePlan(
             f"${budget:,.2f} does not pay for training {spec.name} to the end",
             code="E302",
             why=f"{_words(cheapest)} is the cheapest of {len(candidates)} plans: "
-            f"${cheapest.dollars:,.2f} in {_hours(cheapest)}\n({families})",
+            f"${cheapest.dollars or 0:,.2f} in {_hours(cheapest)}{_beside(limits)}\n({families})",
             where=f"budget.total_usd={budget:g}",
-            fix=f"budget.total_usd={_up(cheapest.dollars)}   or   "
+            fix=f"budget.total_usd={_up(needed)}   or   "
             f"train.tokens={in_words(affordable).replace(' ', '')}",
         )
     rate = limits.dollars_per_hour
     if rate is not None and all(c.estimate.dollars_per_hour > rate for c in candidates):
         least = min(candidates, key=lambda c: c.estimate.dollars_per_hour)
+        whole = rate + limits.beside_per_hour
+        needed = least.estimate.dollars_per_hour + limits.beside_per_hour
         return NoFeasiblePlan(
-            f"no plan for {spec.name} costs ${rate:,.2f} an hour or less",
+            f"no plan for {spec.name} costs ${whole:,.2f} an hour or less",
             code="E302",
-            why=f"{_words(least)} costs ${least.estimate.dollars_per_hour:,.2f} an hour\n"
-            f"({families})",
-            where=f"budget.per_hour_usd={rate:g}",
-            fix=f"budget.per_hour_usd={_up(least.estimate.dollars_per_hour)}",
+            why=f"{_words(least)} costs ${least.estimate.dollars_per_hour:,.2f} an hour"
+            f"{_beside(limits)}\n({families})",
+            where=f"budget.per_hour_usd={whole:g}",
+            fix=f"budget.per_hour_usd={_up(needed)}",
         )
     deadline = limits.deadline_seconds
     if deadline is not None and fastest.hours is not None and fastest.hours * 3600 > deadline:
@@ -126,9 +129,23 @@ def _relax(nearest: Candidate, candidates: Sequence[Candidate], limits: Limits) 
         options.append(f"planner.min_tokens_per_second={reached}")
     in_time = [c for c in candidates if not _breaks(c, "misses") and not _breaks(c, "below")]
     if in_time and limits.total_dollars is not None:
-        cost = min(c.dollars or 0.0 for c in in_time)
+        cost = min(_whole_cost(c, limits) or 0.0 for c in in_time)
         options.append(f"budget.total_usd={_up(cost)}")
     return "   or   ".join(options) or "loosen the limit that the table names"
+
+
+def _whole_cost(candidate: Candidate, limits: Limits) -> float | None:
+    """Dollars of all machines of a run: those of a plan, and those beside it."""
+    if candidate.dollars is None:
+        return None
+    return candidate.dollars + limits.beside_per_hour * (candidate.hours or 0.0)
+
+
+def _beside(limits: Limits) -> str:
+    """What else is paid for, where something is."""
+    if not limits.beside_per_hour:
+        return ""
+    return f", and ${limits.beside_per_hour:,.3f} an hour for machines that do not train"
 
 
 def _breaks(candidate: Candidate, start: str) -> bool:
@@ -190,6 +207,7 @@ def _too_large(
     spec: ModelSpec, space: Space, pool: Pool, shapes: Sequence[Shapes]
 ) -> NoFeasiblePlan:
     """Nothing fits: the layout that came closest on each machine type, and what it would take."""
+    width = space.num_replicas or 1
     gpus = {
         name: sum(o.count for o in pool.offers if o.machine_type.name == name) * kind.num_gpus
         for name, kind in pool.machine_types.items()
@@ -198,7 +216,7 @@ def _too_large(
         (
             found
             for group in shapes
-            if (found := _closest(group, num_gpus=gpus[group.machine_type.name]))
+            if (found := _closest(group, num_gpus=gpus[group.machine_type.name] // width))
         ),
         key=lambda near: near.need / near.have,
     )
@@ -229,6 +247,8 @@ def _asked(space: Space) -> str:
     asked = []
     if space.num_stages is not None:
         asked.append(f"planner.pipeline_parallel={space.num_stages}")
+    if space.num_replicas is not None:
+        asked.append(f"planner.data_parallel={space.num_replicas}")
     if space.microbatch_sizes is not None and len(space.microbatch_sizes) == 1:
         asked.append(f"planner.microbatch_size={space.microbatch_sizes[0]}")
     return "  ".join(asked)
@@ -240,12 +260,14 @@ def _room(space: Space, near: _Near, shapes: Sequence[Shapes]) -> str:
     options = []
     if not group.machine_type.gpu.has_context:
         options.append(f"cloud.memory_per_gpu={ceil(near.need / MIB)}MiB")
-    enough = _machines_that_fit(group)
+    enough = _machines_that_fit(group, width=space.num_replicas or 1)
     if enough is not None:
         key = "cloud.max_nodes" if group.machine_type.gpu.has_context else "cloud.nodes"
         options.append(f"{key}={enough}")
     if space.num_stages is not None:
         options.append("planner.pipeline_parallel=null")
+    if space.num_replicas is not None:
+        options.append("planner.data_parallel=null")
     if space.recompute == (False,):
         options.append("planner.recompute=true")
     if space.microbatch_sizes is not None and min(space.microbatch_sizes) > 1:
@@ -253,15 +275,15 @@ def _room(space: Space, near: _Near, shapes: Sequence[Shapes]) -> str:
     return "   or   ".join(options) or "allow a machine type with more memory per GPU"
 
 
-def _machines_that_fit(group: Shapes) -> int | None:
-    """Fewest machines of this type that hold the model in some cut."""
+def _machines_that_fit(group: Shapes, *, width: int) -> int | None:
+    """Fewest machines of this type that hold the model so many times in some cut."""
     sizes = [
         shape.num_gpus
         for index, shape in enumerate(group.all)
         if group.fits[index]
         and group.fit(index, num_replicas=1, num_microbatches=shape.num_stages) is not None
     ]
-    return ceil(min(sizes) / group.machine_type.num_gpus) if sizes else None
+    return ceil(min(sizes) * width / group.machine_type.num_gpus) if sizes else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

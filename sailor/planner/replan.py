@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sailor.cluster.network import Network
-from sailor.cluster.pool import MachineType, Offer, Pool, Zone
+from sailor.cluster.pool import MachineType, Offer, Pool
+from sailor.errors import NoFeasiblePlan
 from sailor.models.spec import ModelSpec
 from sailor.parallel.layout import Member
 from sailor.plan import Plan
@@ -33,7 +34,8 @@ def replan(
 
     ``network`` is the one the first plan was made with: it knows every zone and machine type a
     member can name. Deterministic training needs ``space.microbatch_sizes`` with the one size of
-    the run. Raises NoFeasiblePlan when the members cannot hold the model.
+    the run. A depth that the user has set is kept as long as the members allow it: fewer machines
+    had better train than stand idle. Raises NoFeasiblePlan when the members cannot hold the model.
     """
     counts = Counter(
         (member.zone, member.machine_type, len(member.workers))
@@ -44,16 +46,24 @@ def replan(
         return _nothing(spec)
     pool, renamed = _pool(counts, network)
     known = replace_machines(network, pool)
-    result = search(
-        spec, pool, job=job, network=known, objective=Objective.max_throughput,
-        space=replace(space, max_machines=None, num_replicas=None), profile=profile,
-    )  # fmt: skip
-    return _with_names(result.best.plan, renamed)
+
+    def within(space: Space) -> Plan:
+        result = search(
+            spec, pool, job=job, network=known, objective=Objective.max_throughput, space=space,
+            profile=profile,
+        )  # fmt: skip
+        return _with_names(result.best.plan, renamed)
+
+    wished = replace(space, max_machines=None, num_replicas=None)
+    try:
+        return within(wished)
+    except NoFeasiblePlan:
+        if wished.num_stages is None:
+            raise
+    return within(replace(wished, num_stages=None))
 
 
 def _nothing(spec: ModelSpec) -> Plan:
-    from sailor.errors import NoFeasiblePlan
-
     raise NoFeasiblePlan(
         f"no machine is left to run {spec.name} on",
         code="E301",
@@ -90,8 +100,7 @@ def _pool(
 def replace_machines(network: Network, pool: Pool) -> Network:
     """The network with the pool's machine types added."""
     types: dict[str, MachineType] = {**network.machine_types, **pool.machine_types}
-    zones: dict[str, Zone] = {**network.zones}
-    return Network(zones=zones, machine_types=types, tariffs=network.tariffs)
+    return replace(network, machine_types=types)
 
 
 def _with_names(plan: Plan, renamed: Mapping[str, str]) -> Plan:

@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import ceil, comb, inf, sqrt
 
+from sailor.planner.evidence import Place
 from sailor.planner.futures import MOST_INTERVALS, Futures, Response, Setup, Stand, imagine
-from sailor.planner.hazard import Hazard, Place
+from sailor.planner.hazard import Hazard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

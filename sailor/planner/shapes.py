@@ -7,7 +7,7 @@ search gets to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -20,7 +20,7 @@ from sailor.cluster.network import Link, Network
 from sailor.cluster.pool import MachineType
 from sailor.models.spec import ModelSpec
 from sailor.parallel.schedule import in_flight
-from sailor.plan import tensor_parallel_problems
+from sailor.planner.least_pace import least_pace
 from sailor.planner.memory import (
     Cut,
     MemoryCoefficients,
@@ -36,27 +36,10 @@ from sailor.planner.reduction import (
     uniform_ring,
     uniform_ring_seconds,
 )
+from sailor.planner.shape_space import FloatArray, IntArray, Shape, all_shapes, as_column
 from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_seconds
 from sailor.planner.timing import PipelineSeconds, Ring, ring_seconds, sharing
 from sailor.profile.profile import Profile
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """How one replica runs on one machine type. Cuts come later, they depend on memory."""
-
-    tensor_parallel: int
-    num_stages: int
-    microbatch_size: int
-    recompute: bool
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of one replica."""
-        return self.tensor_parallel * self.num_stages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +77,7 @@ class Shapes:
         self.spec, self.job, self.space = spec, job, space
         self.profile, self.network = profile, network
         self.host = profile.host_seconds(gpu=machine_type.gpu)
-        self._every = _every(machine_type.num_gpus, spec, job, space)
+        self._every = all_shapes(machine_type.num_gpus, spec, job, space)
         self.all = self._every.shapes
         self._ways: dict[tuple[int, int, bool], _Way] = {}
         self._links: dict[tuple[int, int], tuple[Link, ...]] = {}
@@ -113,7 +96,7 @@ class Shapes:
 
         def column(value: Callable[[_Way], float]) -> FloatArray:
             """One number of each way, spread to its shapes."""
-            spread: FloatArray = _column(value(way) for way in ways)[way_of]
+            spread: FloatArray = as_column(value(way) for way in ways)[way_of]
             return spread
 
         layers = self.spec.num_layers
@@ -122,7 +105,7 @@ class Shapes:
         latency, inverse = self._sending()
         sends = latency + inverse * column(lambda way: way.coefficients.boundary)
         self.fill: FloatArray = layers * block + first + last + sends[0]
-        self.pace: FloatArray = _least_pace(
+        self.pace: FloatArray = least_pace(
             layers, stages, block=block, first=first + sends[1], last=last + sends[2],
             inner=sends[3], alone=self.fill,
         )  # fmt: skip
@@ -154,7 +137,7 @@ class Shapes:
             gpus: sharing(gpus_per_machine=self.machine_type.num_gpus, gpus_per_replica=gpus)
             for gpus in set(self.num_gpus.tolist())
         }
-        self.sharing: FloatArray = _column(sharings[gpus] for gpus in self.num_gpus.tolist())
+        self.sharing: FloatArray = as_column(sharings[gpus] for gpus in self.num_gpus.tolist())
 
     def _sending(self) -> tuple[FloatArray, FloatArray]:
         """What a microbatch spends on sending, seconds that do not depend on bytes and seconds per
@@ -398,42 +381,6 @@ def _sent(links: Sequence[float]) -> FloatArray:
     return np.array([2 * sum(links), links[0], links[-1], min(inner, default=0.0)])
 
 
-def _least_pace(
-    layers: int, stages: FloatArray, *, block: FloatArray, first: FloatArray, last: FloatArray,
-    inner: FloatArray, alone: FloatArray,
-) -> FloatArray:  # fmt: skip
-    """The slowest stage of the best cut into whole blocks, were memory no object.
-
-    ``first``, ``last`` and ``inner`` are what such a stage is busy with besides its blocks,
-    ``alone`` a single stage with everything. The answer is one of those plus a number of blocks,
-    and whether a pace is enough is monotone in it: three bisections, all shapes at once.
-    """
-
-    def enough(pace: FloatArray) -> npt.NDArray[np.bool_]:
-        ends = [np.floor((pace - extra) / block + 1e-9) for extra in (first, last)]
-        between = np.floor((pace - inner) / block + 1e-9)
-        middle = np.where(stages > 2, (stages - 2) * between, 0)
-        some = (ends[0] >= 1) & (ends[1] >= 1) & ((between >= 1) | (stages < 3))
-        held: npt.NDArray[np.bool_] = some & (ends[0] + ends[1] + middle >= layers)
-        return held
-
-    best = np.full(stages.shape, inf)
-    for extra in (first, last, inner):
-        low, high = np.zeros(stages.shape), np.full(stages.shape, float(layers))
-        for _ in range(layers.bit_length() + 1):
-            middle = np.floor((low + high) / 2)
-            held = enough(extra + middle * block)
-            low, high = np.where(held, low, middle), np.where(held, middle, high)
-        pace = extra + high * block
-        best = np.where(enough(pace), np.minimum(best, pace), best)
-    least: FloatArray = np.where(stages == 1, alone, best) * (1 - 1e-9)
-    return least
-
-
-def _column(values: Iterable[float]) -> FloatArray:
-    return np.fromiter(values, dtype=np.float64)
-
-
 @lru_cache(maxsize=4096)
 def _way(
     profile: Profile, gpu: GpuType, spec: ModelSpec, job: Job, tensor_parallel: int,
@@ -454,68 +401,3 @@ def _way(
             sequence_length=job.sequence_length, recompute=recompute, numerics=job.numerics,
         ),
     )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Every:
-    """All shapes on machines of so many GPUs, and as columns. ``ways`` are the different (degree,
-    microbatch, recompute), ``rows`` the different (degree, stages); ``way_of`` and ``row_of`` say
-    which is a shape's."""
-
-    shapes: tuple[Shape, ...]
-    num_gpus: IntArray
-    microbatch_size: IntArray
-    num_stages: FloatArray
-    ways: tuple[tuple[int, int, bool], ...]
-    way_of: IntArray
-    rows: tuple[tuple[int, int], ...]
-    row_of: IntArray
-
-
-@lru_cache(maxsize=64)
-def _every(machine_gpus: int, spec: ModelSpec, job: Job, space: Space) -> _Every:
-    """The same for all machine types of so many GPUs."""
-    shapes = tuple(
-        Shape(
-            tensor_parallel=degree,
-            num_stages=num_stages,
-            microbatch_size=size,
-            recompute=recompute,
-        )
-        for degree in space.tensor_parallel_degrees or (1,)
-        if degree <= machine_gpus and not tensor_parallel_problems(spec, degree)
-        for num_stages in _depths(spec, space)
-        for size in microbatch_sizes(job, space)
-        for recompute in space.recompute
-    )
-    ways = [(s.tensor_parallel, s.microbatch_size, s.recompute) for s in shapes]
-    rows = [(s.tensor_parallel, s.num_stages) for s in shapes]
-    return _Every(
-        shapes=shapes,
-        num_gpus=_column(s.num_gpus for s in shapes).astype(np.int64),
-        microbatch_size=_column(s.microbatch_size for s in shapes).astype(np.int64),
-        num_stages=_column(s.num_stages for s in shapes),
-        ways=tuple(dict.fromkeys(ways)), way_of=_places(ways),
-        rows=tuple(dict.fromkeys(rows)), row_of=_places(rows),
-    )  # fmt: skip
-
-
-def _places(keys: Sequence[object]) -> IntArray:
-    """For each key its place among the different ones."""
-    place = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-    return np.fromiter((place[key] for key in keys), dtype=np.int64)
-
-
-def _depths(spec: ModelSpec, space: Space) -> tuple[int, ...]:
-    """Pipeline depths: all up to eight, then ever wider apart."""
-    if space.num_stages is not None:
-        return (space.num_stages,) if space.num_stages <= spec.num_layers else ()
-    deepest = min(space.max_stages, spec.num_layers)
-    usual = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
-    return tuple(depth for depth in usual if depth <= deepest)
-
-
-def microbatch_sizes(job: Job, space: Space) -> tuple[int, ...]:
-    """Sizes that divide the global batch, so that it is kept exactly."""
-    wanted = space.microbatch_sizes or (1, 2, 4, 8, 16, 32, 64)
-    return tuple(size for size in wanted if job.global_batch_size % size == 0)

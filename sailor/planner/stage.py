@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sailor.cluster.gpu import GpuType
 from sailor.cluster.network import Link, Network
@@ -68,7 +68,9 @@ class Seat:
 def boundary_links(seats: Sequence[Seat], network: Network) -> tuple[Link, ...]:
     """The link behind each stage but the last, when replicas fill machines one after another.
 
-    Two neighbours share a machine if the GPUs that the replica took there before leave room.
+    Two neighbours share a machine if the GPUs that the replica took there before leave room. From
+    pool to pool all replicas of a machine send at once and share its card; inside a pool no more
+    than one of them sends from machine to machine.
     """
     taken: dict[tuple[str, str], int] = {}
     places = []
@@ -84,8 +86,15 @@ def boundary_links(seats: Sequence[Seat], network: Network) -> tuple[Link, ...]:
     for (here, machine), (there, other) in zip(places, places[1:], strict=False):
         if here == there and machine == other:
             links.append(network.inside(here[1]))
-        else:
-            links.append(network.between(here[0], here[1], there[0], there[1]))
+            continue
+        link = network.between(here[0], here[1], there[0], there[1])
+        if here != there:
+            at_once = max(
+                network.machine_types[kind].num_gpus // taken[zone, kind]
+                for zone, kind in (here, there)
+            )
+            link = replace(link, bytes_per_second=link.bytes_per_second / max(1, at_once))
+        links.append(link)
     return tuple(links)
 
 

@@ -24,10 +24,10 @@ MANY = 1_000  # microbatches: the cut for a long step, where the pace is what co
 
 
 class Templates:
-    """Makes templates and remembers them."""
+    """Makes templates and remembers them; of ``depth`` stages alone, where that is set."""
 
-    def __init__(self, costs: Costs) -> None:
-        self.costs = costs
+    def __init__(self, costs: Costs, *, depth: int | None = None) -> None:
+        self.costs, self.depth = costs, depth
         self._cuts: dict[tuple[tuple[int, ...], int], Template | None] = {}
         # One object for each template, alive as long as the search: others key by identity.
         self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], Template] = {}
@@ -45,6 +45,8 @@ class Templates:
     def with_counts(self, row: Row, counts: tuple[int, ...]) -> Template | None:
         """The row with a given cut; None when memory forbids it."""
         num_stages = len(row)
+        if self.depth not in (None, num_stages):
+            return None
         if any(n < 1 or n > self._room(row[s], s, num_stages) for s, n in enumerate(counts)):
             return None
         return self._template(row, counts)
@@ -54,14 +56,16 @@ class Templates:
         depth = self.shallowest(way)
         if not depth:
             return []
-        rows = range(depth, min(self._deepest(way), depth + deeper) + 1)
+        most = depth if self.depth is not None else min(self._deepest(way), depth + deeper)
+        rows = range(depth, most + 1)
         made = (self.of((way,) * num_stages) for num_stages in rows)
         return [template for template in made if template is not None]
 
     def shallowest(self, way: Way) -> int:
         """The fewest equal stages that hold all blocks; 0 when no number does."""
         if way.index not in self._shallowest:
-            fitting = (n for n in range(1, self._deepest(way) + 1) if self._holds(way, n))
+            depths = (self.depth,) if self.depth is not None else range(1, self._deepest(way) + 1)
+            fitting = (n for n in depths if n <= self._deepest(way) and self._holds(way, n))
             self._shallowest[way.index] = next(fitting, 0)
         return self._shallowest[way.index]
 
@@ -75,6 +79,8 @@ class Templates:
 
     def _cut(self, row: Row, num_microbatches: int) -> Template | None:
         num_stages = len(row)
+        if self.depth not in (None, num_stages):
+            return None
         most = [self._room(way, s, num_stages) for s, way in enumerate(row)]
         counts = best_cut(
             self.costs.num_blocks,
@@ -116,13 +122,15 @@ class Templates:
         return self._most[key]
 
 
-def mixed_rows(costs: Costs, *, deepest: int, keep: int, sizes: Sequence[int]) -> list[Row]:
+def mixed_rows(
+    costs: Costs, *, deepest: int, keep: int, sizes: Sequence[int], depth: int | None = None
+) -> list[Row]:
     """Rows over two sites, one site's stages before the other's, the fastest as fleets of their
     own.
 
-    Of the given microbatch sizes. Ranked by estimates: blocks split like water between the sites
-    as far as memory allows, the pipeline as long as its stages are busy, the reduction of an
-    average stage.
+    Of the given microbatch sizes; at most ``deepest`` stages, or ``depth`` of them. Ranked by
+    estimates: blocks split like water between the sites as far as memory allows, the pipeline as
+    long as its stages are busy, the reduction of an average stage.
     """
     ranked: list[tuple[float, int, Row]] = []
     ways: dict[tuple[int, int], list[Way]] = {}
@@ -131,9 +139,12 @@ def mixed_rows(costs: Costs, *, deepest: int, keep: int, sizes: Sequence[int]) -
             ways.setdefault((way.site, way.microbatch_size), []).append(way)
     for key, group in ways.items():
         ways[key] = _not_wasteful(group)
+    deepest = depth or deepest
     depths = np.arange(1, deepest)
     p, q = (grid.ravel() for grid in np.meshgrid(depths, depths, indexing="ij"))
     shallow = p + q <= min(deepest, costs.num_blocks)
+    if depth is not None:
+        shallow &= p + q == depth
     p, q = p[shallow], q[shallow]
     room = {way.index: _room(costs, way, deepest) for group in ways.values() for way in group}
     for a, b in permutations(range(len(costs.sites)), 2):

@@ -42,7 +42,7 @@ class AnalyticProfile:
     """Times from arithmetic. ``scale`` multiplies all of them: one calibration run divides out.
 
     ``relative_error``: published runs of sources that the numbers were not fitted to are off by
-    16 % in the mean (benchmarks/accuracy.py), four of five by less than a quarter.
+    15 % in the mean (benchmarks/accuracy.py), four of five by less than a quarter.
     """
 
     spec: ModelSpec

@@ -116,4 +116,6 @@ def _block(
     launch = LAUNCHES * _N["launch_python"]
     forward = hypot(products + attention + moving, launch)
     backward = hypot(2 * (products + moving) + ATTENTION_BACKWARD * attention, 2 * launch)
+    # The gradient is added to the sum of the microbatches before.
+    backward += 3 * width * matrices / degree / rates.bandwidth
     return forward, backward

@@ -12,18 +12,10 @@ from dataclasses import replace
 from sailor.parallel.layout import Layout
 from sailor.runtime import reserve
 from sailor.runtime.change import Outcome, begin_unplanned, record
+from sailor.runtime.commands import Command, Fence, Provision, SendDrop
 from sailor.runtime.ending import all_finished
-from sailor.runtime.state import (
-    Command,
-    Fence,
-    Limits,
-    Node,
-    Phase,
-    Provision,
-    Rejoined,
-    Run,
-    SendDrop,
-)
+from sailor.runtime.happenings import Rejoined
+from sailor.runtime.state import Limits, Node, Phase, Run
 
 
 def to_adopt(

@@ -24,11 +24,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sailor.addresses import parted
 from sailor.checkpoint.arena import open_arena
 from sailor.checkpoint.replicate import BULK_DECODER, serve_bulk
 from sailor.checkpoint.retention import ANCHOR_VERSIONS, KEPT_VERSIONS
@@ -44,6 +45,7 @@ from sailor.runtime.nursery import Child, Nursery, NurseryFailed
 from sailor.runtime.tenure import Tenure
 from sailor.runtime.transport import Link, LinkClosed, address_of, connect, listen
 from sailor.runtime.watchdog import ProgressPage
+from sailor.runtime.way_here import way_here
 from sailor.runtime.worker_link import Grant
 
 log = logging.getLogger("sailor.runtime.agent")  # also when run as the main module
@@ -75,6 +77,7 @@ class AgentSettings:
     host: str
     memory_bytes: int | None
     notices_of: str = ""  # the cloud whose metadata service is watched
+    environment: Mapping[str, str] = field(default_factory=dict)  # of its workers, besides ours
 
 
 class Agent:
@@ -403,9 +406,10 @@ def parse_arguments(arguments: list[str]) -> tuple[AgentSettings, Path | None]:
     parser.add_argument("--log", type=Path)
     parser.add_argument("--notices-of", choices=CLOUDS, default="")
     parsed = parser.parse_args(arguments)
-    host, _, port = parsed.controller.rpartition(":")
-    if not host or not port.isdigit():
-        parser.error(f"--controller wants HOST:PORT, not {parsed.controller!r}")
+    try:
+        controller, way = parted(parsed.controller), way_here(parsed.host)
+    except (ValueError, OSError) as error:
+        parser.error(f"--controller or --host: {error}")
     if parsed.slots < 0:
         parser.error("--slots must be at least 0")
     try:
@@ -413,22 +417,18 @@ def parse_arguments(arguments: list[str]) -> tuple[AgentSettings, Path | None]:
     except OSError as error:
         parser.error(str(error))
     settings = AgentSettings(
-        node=parsed.node,
-        zone=parsed.zone,
-        machine_type=parsed.machine_type,
-        slots=parsed.slots,
-        controller=(host, int(port)),
-        identity=identity,
-        host=parsed.host,
-        memory_bytes=parsed.memory_bytes,
-        notices_of=parsed.notices_of,
-    )
+        node=parsed.node, zone=parsed.zone, machine_type=parsed.machine_type, slots=parsed.slots,
+        controller=controller, identity=identity, host=way.address, environment=way.environment(),
+        memory_bytes=parsed.memory_bytes, notices_of=parsed.notices_of,
+    )  # fmt: skip
     return settings, parsed.log
 
 
 def main() -> int:
     """Exit code: 0 told to go, 1 could not serve."""
     settings, log_file = parse_arguments(sys.argv[1:])
+    for name, value in settings.environment.items():
+        os.environ.setdefault(name, value)  # what the machine's owner has set knows better
     configure_log(stamp := Stamp(who=settings.node), file=log_file)
 
     async def serve() -> str:

@@ -9,32 +9,23 @@ from dataclasses import replace
 
 from sailor.parallel.layout import Layout
 from sailor.runtime import reserve
-from sailor.runtime.state import (
+from sailor.runtime.commands import (
     ChooseSources,
     Command,
-    End,
     Fence,
     Finish,
-    NodeHalted,
-    NodePrepared,
-    NodeSwitched,
-    Pause,
-    Phase,
-    Planned,
     Record,
     Release,
     Replan,
-    Restorable,
-    Run,
     SendDrop,
     SendGo,
     SendHalt,
     SendPrepare,
     SendSwitch,
-    Stop,
-    Transition,
-    TransitionStage,
 )
+from sailor.runtime.happenings import NodeHalted, NodePrepared, NodeSwitched, Planned, Restorable
+from sailor.runtime.patience import extra_s
+from sailor.runtime.state import End, Pause, Phase, Run, Stop, Transition, TransitionStage
 
 Stage = TransitionStage
 Outcome = tuple[Run, list[Command]]
@@ -76,6 +67,7 @@ def begin_planned(run: Run, at: float, *, cause: str) -> Outcome:
     When somebody must go and another machine can take over, the layout is known; else a plan is
     asked for.
     """
+    run = reserve.yielding(run)
     must = reserve.somebody_must_go(run)
     kept = reserve.kept_layout(run) if must else None
     leaving = [n.leaves_at for n in run.nodes.values() if n.leaves_at is not None]
@@ -98,7 +90,11 @@ def begin_planned(run: Run, at: float, *, cause: str) -> Outcome:
         run, commands = _prepare(run, transition, kept, at)
         return run, [started, *reserve.promoted(run, kept), *commands]
     # A wish to move that nobody can grant is no reason to plan without the machine.
-    wishes = {name: replace(node, moving="") for name, node in run.nodes.items() if node.moving}
+    wishes = {
+        name: replace(node, moving="", moving_to="")
+        for name, node in run.nodes.items()
+        if node.moving
+    }
     run = replace(run, nodes={**run.nodes, **wishes})
     members = reserve.everybody(run) if must and not wishes else reserve.crew(run)
     return run, [started, Replan(generation=generation, members=members, previous=run.active)]
@@ -123,7 +119,7 @@ def begin_unplanned(run: Run, at: float, *, cause: str, silent_s: float = 0.0) -
         stage=Stage.halt,
         began_at=at,
         entered_at=at,
-        deadline=at + run.limits.halt_s,
+        deadline=at + run.limits.halt_s + extra_s(run.active),
         waiting=_to_halt(run),
     )
     run = replace(
@@ -314,6 +310,8 @@ def _enter(
         Stage.restore: limits.restore_s,
         Stage.switch: limits.switch_s,
     }[stage]
+    if stage in (Stage.halt, Stage.prepare, Stage.switch):
+        seconds += extra_s(run.active, t.layout)
     return replace(
         run,
         transition=replace(t, stage=stage, entered_at=at, deadline=at + seconds, waiting=waiting),

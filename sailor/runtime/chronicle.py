@@ -4,23 +4,26 @@ what the controller itself remembers of them. No torch."""
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from sailor.parallel.layout import Layout
 from sailor.parallel.transition import change_between
+from sailor.runtime import commands as c
 from sailor.runtime import messages as m
 from sailor.runtime import state as s
 from sailor.runtime.agreement import Agreement
 from sailor.runtime.event_sink import EventSink
 from sailor.runtime.recent import RecentLosses
 from sailor.runtime.roster import AgentRecord
+from sailor.runtime.switch_tally import SwitchTally
 from sailor.runtime.tally import SnapshotTally
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 1.0  # what a planned change is taken to cost before one was seen
+FIRST_PAUSE_S = 1.0  # what a change is taken to cost before one of its kind was seen
 
 
 class Chronicle:
@@ -37,9 +40,11 @@ class Chronicle:
         self.losses = RecentLosses(losses)
         self.step_seconds: deque[float] = deque(maxlen=32)  # of the newest steps
         self.planned_pause_s = FIRST_PAUSE_S
+        self.loss_pause_s = FIRST_PAUSE_S  # the same of a loss
         self._events = events
         self._recorded = set(recorded)
-        self._moved: dict[int, int] = {}  # generation -> bytes its nodes have copied
+        self._newest = max(self._recorded, default=(0, -1))
+        self._switch = SwitchTally()
         self._layout: Layout | None = None  # of the generation that began last
         self._agreement: Agreement | None = None
         self._tally: SnapshotTally | None = None
@@ -47,7 +52,7 @@ class Chronicle:
     @property
     def newest(self) -> tuple[int, int]:
         """(generation, step) of the newest step in the log; (0, -1) where there is none."""
-        return max(self._recorded, default=(0, -1))
+        return self._newest
 
     def takes_over(self, layout: Layout) -> None:
         """An earlier controller's generation trains by this layout."""
@@ -59,6 +64,7 @@ class Chronicle:
         if key in self._recorded:
             return
         self._recorded.add(key)
+        self._newest = max(self._newest, key)
         self.losses.note(record)
         if record.num_samples:
             self.step_seconds.append(record.seconds)
@@ -80,16 +86,22 @@ class Chronicle:
             )
         self._events.write("step", generation=record.generation, **fields)
 
-    def moved(self, generation: int, num_bytes: int) -> None:
-        """A node has copied that much on its way into a generation."""
-        self._moved = {generation: self._moved.get(generation, 0) + num_bytes}
+    def halted(self) -> None:
+        """A node stands still: what it takes from here to Go is work of the change."""
+        self._switch.halted(cpu_s=time.process_time())
 
-    def life_cycle(self, command: s.Record, run: s.Run) -> None:
+    def switched(self, told: m.Switched) -> None:
+        """A node has all of its boxes of a generation."""
+        layout = self._layout
+        self._switch.switched(told, stayed=layout is not None and told.node in layout.nodes)
+
+    def life_cycle(self, command: c.Record, run: s.Run) -> None:
         """Write down what the life cycle says; ``run`` is its state afterwards."""
         fields = dict(command.fields)
         generation = int(fields.pop("generation", run.generation))
         layout = run.active
         if command.kind == "generation_started" and layout is not None:
+            self._switch.gone(cpu_s=time.process_time())
             change = change_between(self._layout, layout)
             self.takes_over(layout)
             fields["kept_groups"] = len(change.kept)
@@ -101,9 +113,11 @@ class Chronicle:
             )
             fields["ranks"] = _seats(layout)
         if command.kind == "pause":
-            fields["bytes_moved"] = self._moved.get(generation, 0)
+            fields |= self._switch.fields(generation)
             if fields["planned"]:
                 self.planned_pause_s = float(fields["total_s"])
+            elif fields["cause"] != "start":
+                self.loss_pause_s = float(fields["total_s"] - fields["parked_s"])
         self._events.write(command.kind, generation=generation, **fields)
 
     def snapshot(self, told: m.Snapshotted, *, active_generation: int) -> None:

@@ -5,11 +5,13 @@ Which copy serves a box best is ``checkpoint.restore.choose``'s to say. No torch
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sailor.checkpoint.restore import Copy, Restore, choose
+from sailor.checkpoint.restore import Copy, Restore, choose, on_history
 from sailor.parallel.layout import Layout
+from sailor.runtime import commands as c
 from sailor.runtime import messages as m
 from sailor.runtime import state as s
 from sailor.runtime.durable import Durable
@@ -47,7 +49,7 @@ class Copies:
             )
 
     async def choose(
-        self, command: s.ChooseSources, in_memory: Collection[Copy], *, starts: Mapping[int, int]
+        self, command: c.ChooseSources, in_memory: Collection[Copy], *, starts: Mapping[int, int]
     ) -> Restore:
         """Where every box of the coming generation comes from. ``starts``: generation -> step.
 
@@ -64,14 +66,25 @@ class Copies:
         self._chosen = {command.generation: restore}
         return restore
 
+    async def expected(self, layout: Layout, run: s.Run) -> dict[str, tuple[m.Expected, ...]]:
+        """What each node will have to fetch of others in the switch, if the active generation halts
+        with a snapshot on each of its nodes, so that it can be made ready for."""
+        active = run.active
+        if active is None or not run.training:
+            return {}
+        return await asyncio.to_thread(_expected, active, layout)
+
     def sources(self, generation: int, layout: Layout) -> Sources:
         """What was chosen for this generation, as each node is told."""
-        by_node: Sources = {}
-        fetches_by_rank = self._chosen[generation].fetches
-        for worker, fetches in zip(layout.workers, fetches_by_rank, strict=True):
-            sources = tuple(_source(fetch.tier, fetch.boxes, fetch.copy) for fetch in fetches)
-            by_node.setdefault(worker.node, {})[str(worker)] = sources
-        return by_node
+        return _by_node(layout, self._chosen[generation])
+
+    def foreseen(
+        self, layout: Layout, in_memory: Collection[Copy], *, starts: Mapping[int, int],
+        below: int | None,
+    ) -> Sources:  # fmt: skip
+        """What will most likely be chosen for a layout, of what is in memory; nothing is noted."""
+        copies = [copy for copy in in_memory if below is None or copy.step < below]
+        return _by_node(layout, choose(layout, copies, starts=starts))
 
     def told(self, generation: int, layout: Layout) -> list[dict[str, Any]]:
         """For the log: where each worker has its boxes from; of those it has kept, how many."""
@@ -99,6 +112,28 @@ class Copies:
         in_use = _in_use(agents, run.active, run.active_generation)
         return copies + in_use, min((copy.step for copy in in_use), default=run.step)
 
+    def held_whole(
+        self, in_memory: Collection[Copy], *, boxes: Collection[str], starts: Mapping[int, int],
+        below: int | None,
+    ) -> tuple[int, dict[str, tuple[m.Source, ...]]]:  # fmt: skip
+        """The newest step that memory has all boxes of, and which node has which of them to give;
+        -1 and nobody where there is none."""
+        held = [
+            copy
+            for copy in in_memory
+            if not copy.live and on_history(copy, starts) and (below is None or copy.step < below)
+        ]
+        for step in sorted({copy.step for copy in held}, reverse=True):
+            left = set(boxes)
+            by_node: dict[str, list[m.Source]] = {}
+            for copy in (copy for copy in held if copy.step == step):
+                if mine := tuple(sorted(left & copy.boxes)):
+                    by_node.setdefault(copy.node, []).append(_source("memory", mine, copy))
+                    left -= copy.boxes
+            if not left:
+                return step, {node: tuple(sources) for node, sources in by_node.items()}
+        return -1, {}
+
     def of_anchor(self, agents: Mapping[str, AgentRecord], node: str) -> list[Copy]:
         """What the anchor has, as it last said; nothing if it is not there."""
         agent = agents.get(node)
@@ -119,6 +154,35 @@ class Copies:
         ]
 
 
+def _expected(active: Layout, layout: Layout) -> dict[str, tuple[m.Expected, ...]]:
+    copies = [
+        Copy(step=1, boxes=names, generation=1, worker=worker, node=worker.node, live=live)
+        for worker, names in zip(active.workers, active.kept_names, strict=True)
+        for live in (True, False)
+    ]
+    sizes = {box.name: box.num_bytes for boxes in layout.kept for box in boxes}
+    expected: dict[str, tuple[m.Expected, ...]] = {}
+    fetches_by_rank = choose(layout, copies, starts={}).fetches
+    for worker, fetches in zip(layout.workers, fetches_by_rank, strict=True):
+        expected[worker.node] = expected.get(worker.node, ()) + tuple(
+            m.Expected(
+                node=fetch.copy.node, num_boxes=len(fetch.boxes),
+                num_bytes=sum(sizes[name] for name in fetch.boxes),
+            )
+            for fetch in fetches
+            if fetch.copy is not None and fetch.tier == "peer"
+        )  # fmt: skip
+    return {node: transfers for node, transfers in expected.items() if transfers}
+
+
+def _by_node(layout: Layout, restore: Restore) -> Sources:
+    by_node: Sources = {}
+    for worker, fetches in zip(layout.workers, restore.fetches, strict=True):
+        sources = tuple(_source(fetch.tier, fetch.boxes, fetch.copy) for fetch in fetches)
+        by_node.setdefault(worker.node, {})[str(worker)] = sources
+    return by_node
+
+
 def _in_use(agents: Mapping[str, AgentRecord], active: Layout, generation: int) -> list[Copy]:
     copies = []
     for rank, worker in enumerate(active.workers):
@@ -131,7 +195,7 @@ def _in_use(agents: Mapping[str, AgentRecord], active: Layout, generation: int) 
         copies.append(
             Copy(
                 step=status.step,
-                boxes=frozenset(box.name for box in active.kept[rank]),
+                boxes=active.kept_names[rank],
                 generation=generation,
                 worker=worker,
                 node=worker.node,
@@ -148,8 +212,10 @@ def _place(copy: Copy | None) -> str:
 
 
 def _source(tier: str, boxes: tuple[str, ...], copy: Copy | None) -> m.Source:
-    if copy is None or copy.live:
+    if copy is None:
         return m.Source(tier=tier, boxes=boxes)
+    if copy.live:
+        return m.Source(tier=tier, boxes=())
     if copy.path:
         return m.Source(tier="disk", boxes=boxes, path=copy.path)
     assert copy.worker is not None

@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from sailor.checkpoint.files import place
 from sailor.checkpoint.placement import needing_copies
 from sailor.checkpoint.replicate import Push, Replicator, TransferFailed, push
@@ -103,6 +105,13 @@ class Custody:
         for replicator, _ in self._replicators.values():
             replicator.offer(wanted)
 
+    def postpone(self, snapshot: m.SnapshotId) -> None:
+        """It is about to be handed on: copies would only be in the way of those who fetch it.
+
+        Until the next generation trains, ``serve``, it counts as not safe.
+        """
+        self._missing[snapshot] = set(self._replicators)
+
     def _on_pushed(self, peer: str, pushed: Push, sent: int | None) -> None:
         snapshot = pushed.snapshot
         missing = self._missing.get(snapshot, set())
@@ -117,7 +126,6 @@ class Custody:
                 snapshot=snapshot,
                 boxes=len(pushed.boxes),
                 bytes=sent,
-                stall_s=0.0,
                 peer=peer,
             )
             self._beside(self._said(copied))
@@ -162,10 +170,12 @@ class Custody:
         snapshots: Mapping[WorkerId, m.SnapshotId],
         *,
         must: bool,
+        last: bool = False,
     ) -> None:
         """Write this node's part of the checkpoint of a step, once, and report it, every time.
 
         Where that takes longer than from one durable step to the next, the next is left out.
+        ``last``: the workers stand after this step, and it is to be saved before the run ends.
         """
         if self._writing.locked() and not must:
             error = "the one before is still being written"
@@ -175,8 +185,45 @@ class Custody:
             report = self._written.get((generation, step))
             if report is None or report.error:
                 report = await self._write(layout, generation, step, snapshots)
-                self._written = {(generation, step): report}
+            report = msgspec.structs.replace(report, last=report.last or last)
+            self._written = {(generation, step): report}
         await self._tell(report)
+
+    async def save_held(self, asked: m.SaveHeld) -> None:
+        """Write boxes of whatever is held here, of several workers perhaps, into one file."""
+        files: dict[str, str] = {}
+        written: tuple[str, ...] = ()
+        error = ""
+        async with self._writing:
+            try:
+                with ExitStack() as held:
+                    sources = [
+                        (held.enter_context(self._keeper.pinned(source.snapshot)), source.boxes)
+                        for source in asked.sources
+                        if source.snapshot is not None
+                    ]
+                    if sources:
+                        directory = await asyncio.to_thread(place, self.directory)
+                        name = f"g{asked.generation}-{self._node}-held"
+                        write = partial(
+                            write_part, directory, step=asked.step, name=name, sources=sources
+                        )
+                        files[f"{name}.safetensors"] = await asyncio.to_thread(write)
+                written = tuple(box for _, boxes in sources for box in boxes)
+            except KeyError as failure:
+                error = f"{failure} is not held any more"
+            except (CheckpointFailed, CorruptSnapshot) as failure:
+                error = failure.render()
+            except OSError as failure:
+                error = str(failure)
+        if error:
+            log.error("checkpoint of step %d: %s", asked.step, error)
+        await self._tell(
+            m.Persisted(
+                generation=asked.generation, node=self._node, step=asked.step, files=files,
+                boxes=written, error=error, last=True,
+            )
+        )  # fmt: skip
 
     async def _write(
         self,

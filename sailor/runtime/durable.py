@@ -39,7 +39,7 @@ class Durable:
         self._newest: store.Checkpoint | None = None  # complete, and not found spoiled
         # (step, generation) -> node -> its part: parts of two generations are never one checkpoint
         self._parts: dict[tuple[int, int], dict[str, Persisted]] = {}
-        self._complete: set[int] = set()  # steps completed, or found complete, by this start
+        self._complete: dict[int, str] = {}  # step -> folder; completed, or found so, by this start
         self._completing = asyncio.Lock()
         self.spoiled: set[str] = set()
 
@@ -68,7 +68,7 @@ class Durable:
     def trust_what_is_there(self) -> None:
         """A run goes on: parts told again of the newest checkpoint complete it no second time."""
         if self._newest is not None:
-            self._complete = {self._newest.step}
+            self._complete = {self._newest.step: str(self._newest.path)}
 
     async def best(self, *, below: int | None) -> Copy | None:
         """The newest checkpoint that may be resumed from. Raises CheckpointFailed."""
@@ -87,9 +87,10 @@ class Durable:
         )
 
     async def hear(self, node: str, part: Persisted) -> tuple[str, ...]:
-        """A node has written its part of a step, or could not. Whose parts are durable by that.
+        """A node has written its part of a step, or could not. Whose last parts are durable now.
 
-        A node counts as saved once the step it belongs to is complete, never before.
+        A node counts as saved once the step it stands at is complete, never before: that an earlier
+        step is, which it may tell again when it comes back, says nothing of the last one.
         """
         if part.error:
             self._failed(part.generation, part.step, part.error)
@@ -97,9 +98,16 @@ class Durable:
         async with self._completing:
             parts = self._parts.setdefault((part.step, part.generation), {})
             parts[node] = part
-            if part.step not in self._complete and self._covers_model(parts.values()):
+            if not self._is_complete(part.step) and self._covers_model(parts.values()):
                 await self._finish(part)
-        return tuple(parts) if part.step in self._complete else ()
+        if not self._is_complete(part.step):
+            return ()
+        return tuple(name for name, told in parts.items() if told.last)
+
+    def _is_complete(self, step: int) -> bool:
+        """Whether a step needs nobody's part any more. One that was found spoiled since does."""
+        path = self._complete.get(step)
+        return path is not None and path not in self.spoiled
 
     def _covers_model(self, parts: Iterable[Persisted]) -> bool:
         there = {box for part in parts for box in part.boxes}
@@ -119,12 +127,13 @@ class Durable:
                 keep=self._keep,
                 keep_every=self._keep_every,
             )
-            self.spoiled.discard(str(store.step_directory(directory, last.step)))  # written anew
+            folder = str(store.step_directory(directory, last.step))
+            self.spoiled.discard(folder)  # written anew
             await self.look()
         except (store.CheckpointFailed, CorruptSnapshot, OSError) as error:
             self._failed(last.generation, last.step, str(error))
             return
-        self._complete.add(last.step)
+        self._complete[last.step] = folder
         self._events.write(
             "persisted",
             generation=last.generation,

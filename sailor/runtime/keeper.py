@@ -24,12 +24,13 @@ from sailor.checkpoint.retention import (
     outlived,
     superseded,
 )
-from sailor.checkpoint.segment import CorruptSnapshot, Segment, SegmentState
+from sailor.checkpoint.segment import PAGE, CorruptSnapshot, Segment, SegmentState
 from sailor.parallel.layout import WorkerId
 from sailor.runtime.messages import Holding, SnapshotId
 
 log = logging.getLogger(__name__)
 
+PER_BOX_BYTES = 256  # of a segment's header, at most, and of its alignment
 SEGMENTS_PER_WORKER = 2
 ANCHORED_SEGMENTS = 3  # with one that a copy for an anchor is slowly read from
 
@@ -120,6 +121,21 @@ class Keeper:
             entry.granted = False
             if entry.segment.state is not SegmentState.verified and not entry.sealing:
                 entry.segment.release()
+
+    def move_in(self, worker: WorkerId, old: int, new: int, boxes: Boxes) -> bool:
+        """Give the empty segments of one seat to another that wants the same boxes. Whether there
+        were any; what does not fit is freed."""
+        mine = self._of_seat((worker, old))
+        fits = len(mine) == self.segments and all(
+            [(at.name, at.shape) for at in entry.segment.manifest.boxes] == list(boxes)
+            for entry in mine
+        )
+        if not fits:
+            self.close_seat(worker, old)
+            return False
+        for entry in mine:
+            entry.seat = (worker, new)
+        return True
 
     def close_seat(self, worker: WorkerId, generation: int) -> None:
         """The worker is dead, moved on, or never came: what it did not finish is void."""
@@ -260,6 +276,17 @@ class Keeper:
         entry = self._find(str(segment.path))
         if entry is not None:
             self._free(entry)
+
+    async def reserve(self, expected: Iterable[tuple[int, int]]) -> None:
+        """Fault in memory for boxes that are to come over the wire: (bytes, number of boxes) of
+        each transfer. As far as there is room."""
+        sizes = [
+            num_bytes + num_boxes * PER_BOX_BYTES + 2 * PAGE for num_bytes, num_boxes in expected
+        ]
+        try:
+            await asyncio.to_thread(self._arena.reserve, sizes)
+        except OutOfSnapshotMemory as error:
+            log.warning("what is to be fetched finds no memory ready: %s", error)
 
     # Bookkeeping
 

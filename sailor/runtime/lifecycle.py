@@ -13,6 +13,7 @@ halt leaves it training. Whatever goes wrong later starts over, one generation h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sailor.parallel.layout import WorkerId
@@ -35,40 +36,42 @@ from sailor.runtime.change import (
     uses,
     want_plan,
 )
-from sailor.runtime.ending import finished, saved, saved_nodes, stop
-from sailor.runtime.setback import outlived, refused
-from sailor.runtime.state import (
-    End,
+from sailor.runtime.commands import Command, Fence, Release, SendHalt
+from sailor.runtime.ending import (
+    finished,
+    nothing_to_save,
+    save_held,
+    saved,
+    saved_nodes,
+    stop,
+)
+from sailor.runtime.happenings import (
     Event,
     Joined,
     Lost,
     MoveAsked,
-    Node,
     NodeFailed,
     NodeFinished,
     NodeHalted,
     NodePrepared,
     NodeSaved,
     NodeSwitched,
+    NothingToSave,
     Noticed,
-    Phase,
     Planned,
     Rejoined,
-    Release,
     ReplanAsked,
     Restorable,
     Returned,
-    Run,
-    SendHalt,
     StepApplied,
     StepRefused,
-    Stop,
     StopAsked,
-    Stumble,
     Tick,
     WorkerDied,
     WorkerStarted,
 )
+from sailor.runtime.setback import outlived, refused
+from sailor.runtime.state import End, Node, Phase, Run, Stop, Stumble
 
 
 def advance(run: Run, event: Event) -> Outcome:
@@ -118,6 +121,8 @@ def _after(run: Run, event: Event) -> Outcome:
             return finished(run, event)
         case NodeSaved():
             return saved(run, event)
+        case NothingToSave():
+            return nothing_to_save(run, event)
         case StepRefused():
             return refused(run, event)
         case StopAsked():
@@ -184,6 +189,19 @@ def _lost(run: Run, event: Lost) -> Outcome:
     return _hurt(run, event.at, event.node, cause=cause, silent_s=event.silent_s)
 
 
+def _save_overdue(run: Run, at: float, *, late: Sequence[str], why: str) -> Outcome:
+    """A node that does not save while others do is as good as lost: what it had is saved from live
+    replicas or copies. Where nobody has saved, it is the store that does not answer."""
+    if run.stopped_parked or not saved_nodes(run):
+        return end_run(run, End.failed, f"{why}; not saved in time by {', '.join(late)}")
+    commands: list[Command] = []
+    for node in late:
+        cause = "it did not save in time"
+        run, more = _lost(run, Lost(at=at, node=node, cause=cause))
+        commands += [Fence(node=node, reason=cause), *more]
+    return run, commands
+
+
 def _returned(run: Run, event: Returned) -> Outcome:
     """Whatever it was told, or answered, may be lost: nobody waits for it to be late."""
     t, cause = run.transition, f"the connection of {event.node} broke"
@@ -193,6 +211,8 @@ def _returned(run: Run, event: Returned) -> Outcome:
         run, commands = drop(run, why=cause)
         run, more = want_plan(run, event.at, cause=t.cause)
         return run, commands + more
+    if run.stopping is not None and run.stopped_parked:
+        return run, [save_held(run)]  # being told twice does no harm
     if run.stopping is not None and event.node in run.stopping:
         again = SendHalt(
             generation=run.active_generation, nodes=(event.node,), boundary=True, persist=True
@@ -249,10 +269,15 @@ def _move_asked(run: Run, event: MoveAsked) -> Outcome:
         return run, [record("move_refused", node=event.node, why="it has no seat")]
     if node.moving or node.leaves_at is not None:
         return run, [record("move_refused", node=event.node, why="it is on its way out already")]
-    moving = replace(node, moving=event.why, unfit=node.unfit or event.keep_out)
+    if event.to and run.phase is not Phase.training:
+        return run, [record("move_refused", node=event.node, why="another change is under way")]
+    unfit = node.unfit or event.keep_out
+    moving = replace(node, moving=event.why, moving_to=event.to, unfit=unfit)
     wished = replace(run, nodes={**run.nodes, event.node: moving})
-    if run.phase not in (Phase.training, Phase.transition) or reserve.kept_layout(wished) is None:
-        return run, [record("move_refused", node=event.node, why="no machine can take its seats")]
+    kept = reserve.kept_layout(wished)
+    if run.phase not in (Phase.training, Phase.transition) or kept is None or kept is run.active:
+        nobody = f"{event.to} cannot" if event.to else "no machine can"
+        return run, [record("move_refused", node=event.node, why=f"{nobody} take its seats")]
     return want_plan(wished, event.at, cause=why)
 
 
@@ -268,7 +293,7 @@ def _hurt(run: Run, at: float, node: str, *, cause: str, silent_s: float) -> Out
         if run.active is not None and node in run.active.nodes:
             return begin_unplanned(run, at, cause=cause, silent_s=silent_s)
         return run, []
-    if run.stopping is not None and run.active is not None and node in run.active.nodes:
+    if run.stopping is not None and (run.stopped_parked or _seated(run, node)):
         return begin_unplanned(run, at, cause=cause, silent_s=silent_s)
     if run.phase is not Phase.transition or t is None:
         return run, []
@@ -283,6 +308,10 @@ def _hurt(run: Run, at: float, node: str, *, cause: str, silent_s: float) -> Out
         run, more = want_plan(run, at, cause=cause)
         return run, commands + more
     return begin_unplanned(run, at, cause=cause, silent_s=silent_s)
+
+
+def _seated(run: Run, node: str) -> bool:
+    return run.active is not None and node in run.active.nodes
 
 
 def _node_failed(run: Run, event: NodeFailed) -> Outcome:
@@ -308,6 +337,7 @@ def _node_failed(run: Run, event: NodeFailed) -> Outcome:
 
 
 def _try_again(run: Run, at: float, *, cause: str) -> Outcome:
+    run = reserve.yielding(run)
     if reserve.somebody_must_go(run):
         return want_plan(run, at, cause=cause)
     return run, []
@@ -357,8 +387,7 @@ def _tick(run: Run, at: float) -> Outcome:
             replace(run, parked_at=None), at, Stop(end=End.interrupted, why=why), boundary=False
         )
     if run.stopping is not None and at > run.stop_deadline and run.stop is not None:
-        why = f"{run.stop.why}; not saved in time by {', '.join(sorted(run.stopping))}"
-        return end_run(run, End.failed, why)
+        return _save_overdue(run, at, late=sorted(run.stopping), why=run.stop.why)
     overstayed = [
         name
         for name, node in sorted(run.nodes.items())

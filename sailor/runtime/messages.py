@@ -62,8 +62,9 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Where a worker gets some of its boxes from.
 
-    ``tier``: "live" (it holds them already), "memory" (a snapshot on ``node``, its own or another),
-    "disk" (``path`` of a durable checkpoint) or "init" (the seed).
+    ``tier``: "live" (it holds them already: all that no other source names, and this one names
+    none, for in most changes that is nearly everything), "memory" (a snapshot on ``node``, its own
+    or another), "disk" (``path`` of a durable checkpoint) or "init" (the seed).
     """
 
     tier: str
@@ -163,7 +164,7 @@ class Halted(Message, frozen=True, kw_only=True):
     """All of this node's workers stand still between two steps.
 
     ``applied`` has the last applied step per worker of the halted generation. A snapshot of exactly
-    that step is among ``holdings``. ``records`` are recent steps, for the log.
+    that step is among ``holdings``. ``records`` are steps that the log may lack.
     """
 
     node: str
@@ -173,11 +174,17 @@ class Halted(Message, frozen=True, kw_only=True):
 
 
 class Switched(Message, frozen=True, kw_only=True):
-    """All of this node's workers hold their boxes of the new generation at the agreed step."""
+    """All of this node's workers hold their boxes of the new generation at the agreed step.
+
+    ``cpu_s``: processor seconds that the agent and the busiest of its workers have spent on the
+    change since they stood still, or were told to switch. However many share a processor, it is
+    the same.
+    """
 
     node: str
     copy_s: float
     bytes_moved: int
+    cpu_s: float = 0.0
 
 
 class TransitionFailed(Message, frozen=True, kw_only=True):
@@ -199,7 +206,8 @@ class Stepped(Message, frozen=True, kw_only=True):
 
 
 class Snapshotted(Message, frozen=True, kw_only=True):
-    """A snapshot was verified in own memory (``peer`` empty) or copied to a peer's.
+    """A snapshot was verified in own memory (``peer`` empty) or copied to a peer's. ``stall_s``
+    that beginning it held its worker up, ``copy_s`` that the copy into own memory took.
 
     ``digests``: one for each box of the worker in the layout's order, where owners are compared.
     """
@@ -208,19 +216,24 @@ class Snapshotted(Message, frozen=True, kw_only=True):
     snapshot: SnapshotId
     boxes: int
     bytes: int
-    stall_s: float
+    stall_s: float = 0.0
+    copy_s: float = 0.0
     peer: str = ""
     digests: tuple[int, ...] = ()
 
 
 class Persisted(Message, frozen=True, kw_only=True):
-    """This node's files of a durable checkpoint are complete. ``files``: name -> xxh3 digest."""
+    """This node's files of a durable checkpoint are complete. ``files``: name -> xxh3 digest.
+
+    ``last``: it is what a Halt asked to be made durable, and no earlier step.
+    """
 
     node: str
     step: int
     files: dict[str, str]
     boxes: tuple[str, ...]
     error: str = ""
+    last: bool = False
 
 
 class CopiedOut(Message, frozen=True, kw_only=True):
@@ -280,6 +293,22 @@ class Probed(Message, frozen=True, kw_only=True):
     seconds: dict[str, float]
 
 
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """What a line between two machines does, there and back alike."""
+
+    seconds_per_message: float
+    bytes_per_second: float
+
+
+class Measured(Message, frozen=True, kw_only=True):
+    """Answer to Measure. ``own``: what our code manages where there is no line at all; lines to
+    peers that were not reached lack."""
+
+    node: str
+    own: Line
+    lines: dict[str, Line]
+
+
 class StoreSet(Message, frozen=True, kw_only=True):
     """Group set-up: publish a value under a key of this generation."""
 
@@ -321,8 +350,20 @@ class Beat(Message, frozen=True, kw_only=True):
     """Answer to a heartbeat."""
 
 
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """A transfer that a node will ask for in the switch, if all goes as it is meant to."""
+
+    node: str  # whom it will ask
+    num_bytes: int
+    num_boxes: int
+
+
 class Prepare(Message, frozen=True, kw_only=True):
-    """Build groups and buffers for a layout, in the background if an older generation trains."""
+    """Build groups and buffers for a layout, in the background if an older generation trains.
+
+    ``ahead``: what this node's workers will most likely be told to take, where everybody stands
+    still already. Whatever of it is elsewhere may be fetched meanwhile; only Switch is binding.
+    """
 
     plan: Plan
     members: tuple[Member, ...]
@@ -332,6 +373,8 @@ class Prepare(Message, frozen=True, kw_only=True):
     timeout_s: float = 20.0  # of each group's set-up and of every exchange over it
     warm_up: bool = True  # newcomers run a short step alone
     rehearse: bool = False  # newcomers run a step in the sandbox first: there is time
+    expected: dict[str, tuple[Expected, ...]] = {}  # node -> what it will fetch
+    ahead: tuple[Source, ...] = ()
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):
@@ -351,10 +394,14 @@ class Warm(Message, frozen=True, kw_only=True):
 
 
 class Halt(Message, frozen=True, kw_only=True):
-    """Stand still. ``boundary``: after the step under way, agreed by vote; else drop it at once."""
+    """Stand still. ``boundary``: after the step under way, agreed by vote; else drop it at once.
+
+    ``logged``: (generation, step) of the newest step that is in the log: only newer ones are told.
+    """
 
     boundary: bool
     persist: bool = False
+    logged: tuple[int, int] = (0, -1)
 
 
 class Save(Message, frozen=True, kw_only=True):
@@ -392,12 +439,28 @@ class Probe(Message, frozen=True, kw_only=True):
     peers: dict[str, tuple[str, int]]
 
 
+class Measure(Message, frozen=True, kw_only=True):
+    """Measure how good the lines to these peers are: node -> address of its bulk port; ``own`` is
+    that of the machine itself."""
+
+    own: tuple[str, int]
+    peers: dict[str, tuple[str, int]]
+
+
 class CopyOut(Message, frozen=True, kw_only=True):
     """Copy your share of the first snapshot at or after ``step`` to the anchor at ``address``."""
 
     step: int
     anchor: str
     address: tuple[str, int]
+
+
+class SaveHeld(Message, frozen=True, kw_only=True):
+    """Make these boxes of snapshots and copies in your memory durable, as the last save; answered
+    by Persisted, also where there are none."""
+
+    step: int
+    sources: tuple[Source, ...]
 
 
 class Retain(Message, frozen=True, kw_only=True):
@@ -423,11 +486,11 @@ class StoreValues(Message, frozen=True, kw_only=True):
 ToController = (
     Hello | Heartbeat | WorkerUp | WorkerLost | Prepared | Halted | Switched | TransitionFailed
     | Stepped | Snapshotted | Persisted | Finished | NoticeSeen | Diverged | StoreSet | StoreGet
-    | Recorded | Warmed | Probed | CopiedOut
+    | Recorded | Warmed | Probed | Measured | CopiedOut
 )  # fmt: skip
 ToAgent = (
     Welcome | Refused | Beat | Prepare | Warm | Probe | Halt | Save | Switch | Go | Drop | Shutdown
-    | StoreValues | CopyOut | Retain
+    | StoreValues | Measure | CopyOut | Retain | SaveHeld
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)

@@ -28,6 +28,7 @@ from sailor.runtime.transport import Link, LinkClosed
 from sailor.runtime.watchdog import (
     LOOK_S,
     STOPPED_LOOKS,
+    TELL,
     Look,
     Pace,
     ProgressPage,
@@ -58,6 +59,7 @@ READY_S = 30.0
 _EXIT_S = 1.0  # how long to wait for the zygote to say how a worker died
 _QUICK_DEATH_S = 2.0  # a worker that lived shorter than this is not started again at once
 _LONGEST_PAUSE_S = 5.0
+_TELLING_S = 0.1  # for a hung worker to say where it hangs
 _MAX_ZYGOTE_FAILURES = 3
 
 # One thread a worker: several workers share the cores, and sums must not depend on the count.
@@ -329,6 +331,12 @@ class Nursery:
 
     # Watchdog
 
+    async def _have_told(self, child: Child) -> None:
+        """Have a worker write into the log where its threads are."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, TELL)
+            await asyncio.sleep(_TELLING_S)
+
     async def _watch(self) -> None:
         looked_at = time.monotonic()
         while True:
@@ -354,6 +362,7 @@ class Nursery:
                     progress, steps, now=now, previous_look_at=looked_at, starved_s=starved_s
                 ):
                     child.cause = f"{_HUNG}: neither steps nor waits for a peer"
+                    await self._have_told(child)
                     self._kill(child)
             looked_at = now
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from sailor.parallel.layout import Layout, Member
 from sailor.parallel.stand_in import stand_in
-from sailor.runtime.state import Command, Node, Record, Run, SendWarm, TransitionStage
+from sailor.runtime.commands import Command, Record, SendWarm
+from sailor.runtime.state import Node, Run, TransitionStage
 
 
 def staying(run: Run) -> tuple[Node, ...]:
@@ -58,11 +59,31 @@ def kept_layout(run: Run) -> Layout | None:
     that was moved away from for being slow, or has just failed to stand in, never.
     """
     # The simulated world's formations have no seats to keep: it plans again, as without standbys.
-    if not isinstance(run.active, Layout):
+    active, run = run.active, yielding(run)
+    if not isinstance(active, Layout):
         return None
     keeping = [n.member for n in staying(run) if not n.moving]
-    others = [n.member for n in _free(run) if not (n.moving or n.unfit)]
-    return stand_in(run.active, staying=keeping, others=others)
+    meant = {name: n.moving_to for name, n in run.nodes.items() if n.moving_to}
+    return stand_in(active, staying=keeping, others=able(run), meant=meant)
+
+
+def able(run: Run) -> list[Member]:
+    """Machines without a seat that may take others', those asked to get ready first."""
+    return [n.member for n in _free(run) if not (n.moving or n.unfit)]
+
+
+def yielding(run: Run) -> Run:
+    """Without wishes to move to a certain machine, where that one cannot have the seats any more or
+    somebody must go: whoever must comes first."""
+    wishes = {name: n for name, n in run.nodes.items() if n.moving_to}
+    if not wishes:
+        return run
+    left = {name: replace(n, moving="", moving_to="") for name, n in wishes.items()}
+    without = replace(run, nodes={**run.nodes, **left})
+    there = {member.node for member in able(without)}
+    if not somebody_must_go(without) and all(n.moving_to in there for n in wishes.values()):
+        return run
+    return without
 
 
 def somebody_must_go(run: Run) -> bool:
@@ -110,7 +131,11 @@ def settled(run: Run) -> Run:
     seated = frozenset(run.active.nodes) if run.active is not None else frozenset()
     nodes = {
         name: replace(
-            n, moving="", unfit=n.unfit and name not in seated, warm=n.warm and name not in seated
+            n,
+            moving="",
+            moving_to="",
+            unfit=n.unfit and name not in seated,
+            warm=n.warm and name not in seated,
         )
         for name, n in run.nodes.items()
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from sailor.addresses import numeric
 from sailor.parallel.layout import Member, WorkerId
 from sailor.runtime.messages import Hello, Holding, Message, WorkerStatus
 from sailor.runtime.transport import Link, LinkClosed
@@ -58,6 +59,8 @@ class Roster:
         start = known.start if known is not None else self.members.get(hello.node, hello.start)
         if start != hello.start or (known is not None and known.pid != hello.pid):
             return f"{hello.node} is a member already, with another agent"
+        if stranger := self._of_another_family(hello):
+            return stranger
         self.members.pop(hello.node, None)
         workers = tuple(sorted(status.worker for status in hello.workers))
         self.agents[hello.node] = AgentRecord(
@@ -78,6 +81,20 @@ class Roster:
             statuses={status.worker: status for status in hello.workers},
             holdings=hello.holdings,
         )
+        return ""
+
+    def _of_another_family(self, hello: Hello) -> str:
+        """Why a machine could never meet the others in a group: IPv4 does not reach IPv6."""
+        for other in self.agents.values():
+            theirs, its = numeric(other.address[0]), numeric(hello.host)
+            if (
+                hello.workers and other.statuses and other.node != hello.node
+                and theirs is not None and its is not None and theirs.version != its.version
+            ):  # fmt: skip
+                return (
+                    f"{hello.node} is known by an IPv{its.version} address ({its}), "
+                    f"{other.node} by an IPv{theirs.version} one ({theirs}): they would not meet"
+                )
         return ""
 
     def heard(self, node: str, *, now: float) -> None:

@@ -11,11 +11,10 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,8 +26,9 @@ from sailor.parallel.comm import Communicator
 from sailor.parallel.layout import Layout
 from sailor.parallel.state import BoxTensors
 from sailor.runtime.messages import RunSettings, StepRecord
-from sailor.runtime.side_copy import SideCopy
-from sailor.runtime.worker_link import LocalSource
+from sailor.runtime.side_copy import Copy, SideCopy
+from sailor.runtime.watchdog import KNOWN_STEPS, exchange_timeout_s
+from sailor.runtime.worker_link import LocalSource, Written
 from sailor.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -67,30 +67,51 @@ class Seat:
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
     step: int = -1
     snapshot_step: int = -1  # newest step copied into a segment
-    copying: Snapshot | None = None  # the newest copy, while the agent does not know of it
+    last_step: int = -1  # after which all agreed to stand still
+    copying: Copy | None = None  # the newest one, which may be under way
     skipped: int = 0  # snapshots not taken because some rank had no room
     losses_per_s: float = 0.0  # of the layout's machines, as the controller expects
     every: int = 1  # steps between snapshots
     since: int = 0  # steps since one was due
-    snapshot_s: float = 0.0  # that the newest one held this rank up
+    start_s: float = 0.0  # that beginning the newest copy held this rank up
+    snapshot_s: float = 0.0  # that a snapshot held it up in all, its update included
     step_s: float = 0.0  # that the newest step took
+    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=KNOWN_STEPS))
 
     @property
     def boxes(self) -> tuple[Box, ...]:
         """The boxes whose state this rank keeps."""
         return self.layout.kept[self.rank]
 
-    def sit_down(self) -> None:
-        """The state is in place: use it, over these groups, those taken over included."""
+    def sit_down(self, *, moved: int) -> None:
+        """The state is in place, ``moved`` bytes of it new: use it, over these groups, those taken
+        over included."""
+        inherits = self.heir_of is not None
         if self.heir_of is not None:
             self.segments = self.heir_of.segments  # a spare one may have come meanwhile
             self.trainer.move_to(self.layout, self.rank)
             self.heir_of = None
-        self.trainer.loaded()
+        if moved or not inherits:
+            self.trainer.loaded()
         for group in self.groups.values():
             group.rebind(self.abort)
         self.trainer.connect(self.groups)
         self.lender = None
+
+    def took(self, seconds: float) -> None:
+        """A step is done. Groups built when nobody knew how long one takes learn how long to wait
+        for a peer at the other end of a line that went silent."""
+        self.step_s = seconds
+        self.steps_s.append(seconds)
+        if len(self.steps_s) == KNOWN_STEPS:
+            for group in self.groups.values():
+                group.allow(seconds=exchange_timeout_s(self.steps_s))
+
+    def settle(self) -> None:
+        """No copy of its state is under way any more, and the agent knows of the newest."""
+        copying, self.copying = self.copying, None
+        if copying is not None:
+            copying.wait()
 
     def interrupt(self) -> None:
         """Let whoever waits for one of the groups leave at once. From any thread."""
@@ -108,49 +129,45 @@ class Seat:
                 group.close()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
-    """A copy under way, or made: ``event`` is what a copy from a GPU ends with, else None."""
+def start_snapshot(seat: Seat, *, wait_s: float, told: Callable[[Written], object]) -> bool:
+    """Begin to copy the seat's boxes, as they are after its step, into a granted segment.
 
-    segment: str
-    step: int
-    stall_s: float
-    event: Any
-
-
-def write_snapshot(seat: Seat, *, wait_s: float) -> Snapshot | None:
-    """Copy the seat's boxes, as they are after its step, into a granted segment.
-
-    Waits at most ``wait_s`` for a grant. None when there was none. ``complete_snapshot`` is due
-    when the next step is over, at the latest.
+    Waits at most ``wait_s`` for a grant; False when there was none. ``told`` is called, in another
+    thread, when the copy is whole.
     """
     began = time.monotonic()
     try:
         path = seat.grants.get(timeout=wait_s) if wait_s > 0 else seat.grants.get_nowait()
     except queue.Empty:
-        return None
-    segment = seat.segments[path]
-    segment.begin(generation=seat.generation, step=seat.step)
+        return False
+    segment, step = seat.segments[path], seat.step
+    standing, skipped = step == seat.last_step, seat.skipped
+    segment.begin(generation=seat.generation, step=step)
     pairs = [
         (torch.from_numpy(array), tensor)
         for box, tensors in seat.trainer.state.items()
         for array, tensor in zip(segment.arrays(box.name), _kinds(tensors), strict=True)
     ]
-    event = seat.side_copy.start(pairs)
-    seat.trainer.hold_update(event)
-    seat.snapshot_step = seat.step
-    stall_s = time.monotonic() - began
-    return Snapshot(segment=path, step=seat.step, stall_s=stall_s, event=event)
+
+    seat.copying = seat.side_copy.begin(pairs)
+    seat.trainer.hold_update(seat.copying.hold)
+    seat.snapshot_step = step
+    seat.start_s = stall_s = time.monotonic() - began
+
+    def tell(copy_s: float) -> None:
+        segment.finish()
+        told(
+            Written(
+                generation=seat.generation, step=step, segment=path, stall_s=stall_s,
+                copy_s=copy_s, skipped=skipped, standing=standing,
+            )
+        )  # fmt: skip
+
+    seat.copying.see_through(tell)
+    return True
 
 
-def complete_snapshot(seat: Seat, snapshot: Snapshot) -> None:
-    """The copy is whole: let the agent have it."""
-    if snapshot.event is not None:
-        snapshot.event.synchronize()
-    seat.segments[snapshot.segment].finish()
-
-
-def take_boxes(new: Seat, sources: Iterable[LocalSource], *, step: int, old: Seat | None) -> int:
+def take_boxes(new: Seat, sources: Sequence[LocalSource], *, step: int, old: Seat | None) -> int:
     """Fill every box of a new seat from its source. Returns the bytes moved.
 
     Everything that comes from memory or disk is checked against the digest it was sealed with. A
@@ -159,42 +176,50 @@ def take_boxes(new: Seat, sources: Iterable[LocalSource], *, step: int, old: Sea
     sources and boxes do not match.
     """
     inherits = old is not None and new.trainer is old.trainer
+    if old is not None:
+        old.settle()  # what is being copied must not be overwritten
+    stays = any(source.tier == "live" for source in sources)
+    if stays and (old is None or old.step != step):
+        at = "nothing" if old is None else f"step {old.step}"
+        raise ValueError(f"asked to keep step {step} but holds {at}")
+    elsewhere = [source for source in sources if source.tier != "live"]
+    if inherits and stays and not elsewhere:
+        return 0
     wanted = {box.name: box for box in new.boxes}
     moved = 0
-    for source in sources:
+    for source in elsewhere:
         boxes = [wanted.pop(name) for name in source.boxes if name in wanted]
         if len(boxes) != len(source.boxes):
             raise ValueError(f"a {source.tier} source names boxes of somebody else")
-        if inherits and old is not None and source.tier != "live":
+        if inherits and old is not None:
             old.step = -1  # half old, half new until all is done: nobody may take it for a state
         if source.tier == "init":
             new.trainer.initialise(boxes)
             continue
         try:
-            with _reading(source, step=step, old=old) as read:
+            with _reading(source, step=step) as read:
                 for box in boxes:
-                    if inherits and source.tier == "live":
-                        continue
-                    kinds = zip(_kinds(new.trainer.state[box]), read(box), strict=True)
-                    for target, value in kinds:
-                        target.copy_(value)
-                    moved += box.num_bytes
+                    moved += _write(new.trainer.state[box], read(box))
         except CorruptSnapshot as error:
             raise SpoiledSource(source, error) from error
-    if wanted:
+    if stays and old is not None and not inherits:
+        for box in [box for box in wanted.values() if box in old.trainer.state]:
+            moved += _write(new.trainer.state[box], _kinds(old.trainer.state[box]))
+            del wanted[box.name]
+    if wanted and not (stays and inherits):
         raise ValueError(f"no source for {len(wanted)} boxes, {min(wanted)} for one")
     return moved
 
 
+def _write(tensors: BoxTensors, values: tuple[torch.Tensor, ...]) -> int:
+    for target, value in zip(_kinds(tensors), values, strict=True):
+        target.copy_(value)
+    return sum(target.numel() * target.element_size() for target in _kinds(tensors))
+
+
 @contextmanager
-def _reading(source: LocalSource, *, step: int, old: Seat | None) -> Iterator[ReadBox]:
+def _reading(source: LocalSource, *, step: int) -> Iterator[ReadBox]:
     match source.tier:
-        case "live":
-            if old is None or old.step != step:
-                at = "nothing" if old is None else f"step {old.step}"
-                raise ValueError(f"asked to keep step {step} but holds {at}")
-            state = old.trainer.state
-            yield lambda box: _kinds(state[box])
         case "segment":
             segment = Segment.attach(Path(source.path))
             segment.check_seal()

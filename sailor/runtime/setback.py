@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from sailor.runtime.change import Outcome, begin_unplanned, record
 from sailor.runtime.ending import stop
-from sailor.runtime.state import End, Run, StepRefused, Stop
+from sailor.runtime.happenings import StepRefused
+from sailor.runtime.state import End, Run, Stop
 
 MOST_REFUSALS = 3  # of one step: as it was, from an older state, and then the recipe is at fault
 

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
+from sailor.checkpoint.lines import Lines
 from sailor.checkpoint.replicate import fetch
 from sailor.checkpoint.segment import CorruptSnapshot
+from sailor.runtime.ahead import Ahead
 from sailor.runtime.identity import Identity
 from sailor.runtime.keeper import Keeper
 from sailor.runtime.messages import Source
@@ -31,9 +33,12 @@ async def localise(
     peers: Mapping[str, tuple[str, int]],
     keeper: Keeper,
     identity: Identity,
+    ahead: Ahead,
     held: ExitStack,
+    lines: Lines,
 ) -> tuple[LocalSource, ...]:
-    """Every source as one that a worker of ``node`` can read: fetched from others where needed.
+    """Every source as one that a worker of ``node`` can read: fetched from others where needed,
+    over one of ``lines`` if there is one to there, unless that has been done ``ahead``.
 
     What it reads stays as it is until ``held`` is closed. Raises CannotTake, TransferFailed,
     OutOfSnapshotMemory.
@@ -52,12 +57,15 @@ async def localise(
             if address is None:
                 raise CannotTake(f"no address of {source.node}")
             try:
-                segment = await fetch(
-                    address, source.snapshot, source.boxes, identity=identity, shelf=keeper
-                )
+                early = await ahead.take(source, held=held)
+                segment = early or await fetch(
+                    address, source.snapshot, source.boxes, identity=identity, shelf=keeper,
+                    line=lines.take(address),
+                )  # fmt: skip
             except CorruptSnapshot as error:
                 raise CannotTake(str(error), spoiled=(source,)) from error
-            held.callback(keeper.discard, segment)
+            if early is None:
+                held.callback(keeper.discard, segment)
         return LocalSource(tier="segment", boxes=source.boxes, path=str(segment.path))
 
     # All to their end, so that nothing is added to ``held`` after a failure has closed it.

@@ -1,6 +1,7 @@
-"""The nouns of a run's life: its state, what can happen to it, and what the controller must do.
+"""The state of a run's life: where it stands, who is there, what is changing. Only values.
 
-Only values. ``lifecycle.advance`` turns (Run, Event) into (Run, commands).
+``lifecycle.advance`` turns (Run, Event) into (Run, commands): what can happen to a run is in
+``happenings.py``, what the controller must do about it in ``commands.py``.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from sailor.parallel.layout import Layout, Member, WorkerId
 
@@ -50,14 +50,15 @@ class Node:
     """A node whose agent is connected. ``slots``: how many workers it has when all live.
 
     ``leaves_at`` is set by a notice (clock seconds). ``moving``: why its seats are to be given to
-    another machine, "" if they are not. ``unfit``: not to be given a leaver's seats. ``warm``: it
-    was asked to get ready for some.
+    another machine, "" if they are not; ``moving_to``: to which, "" to any that fits. ``unfit``:
+    not to be given a leaver's seats. ``warm``: it was asked to get ready for some.
     """
 
     member: Member
     slots: int
     leaves_at: float | None = None
     moving: str = ""
+    moving_to: str = ""
     unfit: bool = False
     warm: bool = False
 
@@ -179,6 +180,7 @@ class Run:
     stop: Stop | None = None
     stopping: frozenset[str] | None = None  # nodes whose part of the last save is not durable yet
     stop_deadline: float = 0.0
+    stopped_parked: bool = False  # the last save is of what memory holds, and of no layout
     finished: frozenset[str] = frozenset()
 
     @property
@@ -189,324 +191,3 @@ class Run:
         t = self.transition
         early = (TransitionStage.plan, TransitionStage.prepare)
         return self.phase is Phase.transition and t is not None and t.planned and t.stage in early
-
-
-# Events: what happened. ``at`` is the controller's monotonic clock.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
-    """Base of all events."""
-
-    at: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Joined(Event):
-    """An agent was welcomed; its workers are ready."""
-
-    member: Member
-    slots: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rejoined(Event):
-    """A node of an earlier controller has dialled in, as it was then or not.
-
-    ``going_on``: its workers that train, or have finished, the active generation. ``heard``: the
-    highest generation it was ever told of. ``step``: the newest one its workers have applied.
-    """
-
-    member: Member
-    slots: int
-    going_on: frozenset[WorkerId]
-    heard: int
-    step: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Returned(Event):
-    """A node's connection broke and is there again. What was on its way then is lost, both ways.
-
-    ``missed_go``: it was told to train, and knows nothing of it.
-    """
-
-    node: str
-    missed_go: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lost(Event):
-    """A node is gone. ``silent_s``: how long before ``at`` its last sign of life was."""
-
-    node: str
-    cause: str
-    silent_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerDied(Event):
-    """A worker is gone; its node lives and will start another."""
-
-    worker: WorkerId
-    cause: str
-    silent_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerStarted(Event):
-    """A node has a new worker in that slot."""
-
-    worker: WorkerId
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Noticed(Event):
-    """A node will leave in ``seconds``."""
-
-    node: str
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MoveAsked(Event):
-    """Somebody wants a node's seats given to another machine: the operator, or because it is slow.
-
-    ``keep_out``: it is not to stand in for others afterwards.
-    """
-
-    node: str
-    why: str
-    keep_out: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planned(Event):
-    """Answer to Replan; ``layout`` None when nothing fits, ``why`` says so."""
-
-    generation: int
-    layout: Layout | None
-    why: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodePrepared(Event):
-    """A node is ready for the next generation.
-
-    ``others`` are so at the same moment (only the simulator knows that).
-    """
-
-    generation: int
-    node: str
-    others: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeHalted(Event):
-    """A node stands still. ``others`` are so at the same moment (only the simulator knows that)."""
-
-    generation: int
-    node: str
-    others: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Restorable(Event):
-    """Answer to ChooseSources: the step to resume from, and the farthest tier it needs."""
-
-    generation: int
-    step: int
-    redone: int
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeSwitched(Event):
-    """A node holds its boxes of the next generation; ``others`` do at the same moment."""
-
-    generation: int
-    node: str
-    copy_s: float
-    others: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeFailed(Event):
-    """A node could not do its part of the transition."""
-
-    generation: int
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepApplied(Event):
-    """A step was applied everywhere it is known of."""
-
-    generation: int
-    step: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeFinished(Event):
-    """A node's workers have applied the last step."""
-
-    generation: int
-    node: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeSaved(Event):
-    """A node's part of the final checkpoint is durable."""
-
-    node: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepRefused(Event):
-    """A step is not fit to be applied, and was not, anywhere. ``why`` follows the word "its"."""
-
-    generation: int
-    step: int
-    why: str = "loss is not finite"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StopAsked(Event):
-    """Finish the step, save, end: the user (interrupted) or a limit."""
-
-    end: End
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplanAsked(Event):
-    """Plan again with the machines that are there: the operator."""
-
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tick(Event):
-    """Time passes; deadlines fire."""
-
-
-# Commands: what the controller must now do.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Command:
-    """Base of all commands."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Provision(Command):
-    """Nobody of an earlier start is left: ask for the machines of the start."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replan(Command):
-    """Find the best layout for these members; answer with Planned."""
-
-    generation: int
-    members: tuple[Member, ...]
-    previous: Layout | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SendPrepare(Command):
-    """Tell the nodes of a layout to prepare it."""
-
-    generation: int
-    layout: Layout
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SendWarm(Command):
-    """Have nodes that stand by get ready for seats of a layout that trains."""
-
-    generation: int
-    layout: Layout
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SendHalt(Command):
-    """Tell nodes to stand still after the step under way, or at once; ``generation`` trains."""
-
-    generation: int
-    nodes: tuple[str, ...]
-    boundary: bool
-    persist: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChooseSources(Command):
-    """From what the halted nodes hold, choose a step and a source per box; answer Restorable.
-
-    ``live``: workers of the active generation still hold their boxes and need not copy them.
-    ``below``: only states of earlier steps than this may be chosen.
-    """
-
-    generation: int
-    layout: Layout
-    live: bool
-    below: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SendSwitch(Command):
-    """Tell the nodes of a layout to take their boxes at ``step``."""
-
-    generation: int
-    layout: Layout
-    step: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SendGo(Command):
-    """Tell the nodes of a layout to train on."""
-
-    generation: int
-    layout: Layout
-    step: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SendDrop(Command):
-    """Tell nodes to forget a prepared generation."""
-
-    generation: int
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fence(Command):
-    """Treat a silent node as gone, for good, and refuse it if it comes back."""
-
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Release(Command):
-    """Give a node back: the layout does not need it and its notice runs."""
-
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record(Command):
-    """Write an event to the run's log."""
-
-    kind: str
-    fields: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finish(Command):
-    """The run is over: release everything, write the summary."""
-
-    end: End
-    why: str

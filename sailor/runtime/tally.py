@@ -25,13 +25,15 @@ class _Heard:
     workers: set[WorkerId] = field(default_factory=set)
     bytes: int = 0
     stall_s: float = 0.0
+    copy_s: float = 0.0
     slowest: str = ""
 
     def add(self, told: Snapshotted) -> None:
         self.workers.add(told.snapshot.worker)
         self.bytes += told.bytes
-        if not self.slowest or told.stall_s > self.stall_s:
-            self.stall_s, self.slowest = told.stall_s, str(told.snapshot.worker)
+        self.stall_s = max(self.stall_s, told.stall_s)
+        if not self.slowest or told.copy_s > self.copy_s:
+            self.copy_s, self.slowest = told.copy_s, str(told.snapshot.worker)
 
 
 class SnapshotTally:
@@ -64,7 +66,7 @@ class SnapshotTally:
         heard = self._own.pop(step)
         return "snapshot", {
             "step": step, "workers": len(heard.workers), "bytes": heard.bytes,
-            "stall_s": heard.stall_s, "slowest": heard.slowest,
+            "stall_s": heard.stall_s, "copy_s": heard.copy_s, "slowest": heard.slowest,
         }  # fmt: skip
 
     def _told_copies(self, *, up_to: int) -> Iterator[Line]:

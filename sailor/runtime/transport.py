@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from sailor.addresses import joined
 from sailor.runtime.identity import Identity
 from sailor.runtime.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
 
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 _LENGTH = struct.Struct(">I")
 HANDSHAKE_S = 10.0
 SEND_S = 20.0
+BUFFER_BYTES = 1 << 20
 
 
 class LinkClosed(Exception):
@@ -48,7 +50,7 @@ class Link:
         self._decoder = decoder
         self._lock = asyncio.Lock()
         address = writer.get_extra_info("peername")  # a closed link cannot be asked any more
-        self.peer = f"{address[0]}:{address[1]}" if address else "closed"
+        self.peer = joined(*address[:2]) if address else "closed"
 
     async def send(self, message: Message) -> None:
         """Write one message. Raises LinkClosed when the other side is gone or does not drain."""
@@ -116,10 +118,14 @@ async def connect(
     try:
         async with asyncio.timeout(deadline_s):
             reader, writer = await asyncio.open_connection(
-                host, port, ssl=identity.client_context(), ssl_handshake_timeout=HANDSHAKE_S
+                host,
+                port,
+                ssl=identity.client_context(),
+                ssl_handshake_timeout=HANDSHAKE_S,
+                limit=BUFFER_BYTES,
             )
     except (OSError, ssl.SSLError, TimeoutError) as error:
-        raise LinkClosed(f"{host}:{port}: {error!r}") from error
+        raise LinkClosed(f"{joined(host, port)}: {error!r}") from error
     return Link(reader, writer, decoder)
 
 
@@ -155,6 +161,7 @@ async def listen(
         port,
         ssl=identity.server_context(),
         ssl_handshake_timeout=HANDSHAKE_S,
+        limit=BUFFER_BYTES,
     )
 
 

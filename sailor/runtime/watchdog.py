@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -41,6 +42,7 @@ STEPS_AN_EXCHANGE_MAY_TAKE = 10.0
 # between steps, 5 s at most; on a busy machine all of that takes longer.
 HUNG_MARGIN_S = 10.0
 HUNG_STEPS = 3.0
+TELL = signal.SIGUSR1  # has a worker write into its log what its threads are at
 KNOWN_STEPS = 3  # before so many steps nobody knows how long one takes
 
 _SLOT = struct.Struct("<qqqqqq")  # ticked at (ns), moved at (ns), moves, step, doing, device bytes
@@ -239,7 +241,7 @@ def is_hung(
     return still_s > HUNG_MARGIN_S + HUNG_STEPS * median(step_seconds)
 
 
-def exchange_timeout_s(step_seconds: Sequence[float]) -> float:
+def exchange_timeout_s(step_seconds: Collection[float]) -> float:
     """How long a worker waits in one exchange before it leaves the step, from what recent steps
     took. A lost peer is known of long before; this is for a link that went silent."""
     if not step_seconds:

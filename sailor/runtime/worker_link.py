@@ -75,7 +75,8 @@ class Rehearse(Message, frozen=True, kw_only=True):
 
 
 class LocalSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker takes boxes from: ``tier`` "live", "segment", "disk" or "init".
+    """Where a worker takes boxes from: ``tier`` "live" (those that no other source names; it names
+    none itself), "segment", "disk" or "init".
 
     ``path`` is a verified segment's file, or the folder of a durable checkpoint.
     """
@@ -130,10 +131,11 @@ class CouldNot(Message, frozen=True, kw_only=True):
 
 
 class Took(Message, frozen=True, kw_only=True):
-    """All boxes are in place; training can start."""
+    """All boxes are in place; training can start. ``cpu_s``: as in Switched, of this process."""
 
     copy_s: float
     bytes_moved: int
+    cpu_s: float = 0.0
 
 
 class Stood(Message, frozen=True, kw_only=True):
@@ -160,12 +162,18 @@ class WantSegment(Message, frozen=True, kw_only=True):
 
 
 class Written(Message, frozen=True, kw_only=True):
-    """A snapshot of ``step`` was copied into the granted segment. ``skipped``: so far, in all."""
+    """A snapshot of ``step`` was copied into the granted segment. ``skipped``: so far, in all.
+
+    ``stall_s``: that beginning the copy held the worker up; ``copy_s``: that it took, beside the
+    next step. ``standing``: the worker stands still after it, as all agreed to.
+    """
 
     step: int
     segment: str
     stall_s: float
+    copy_s: float
     skipped: int
+    standing: bool = False
 
 
 ToWorker = Build | Rehearse | Take | Grant | Halt | Go | Drop | Shutdown | StoreValues

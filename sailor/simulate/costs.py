@@ -124,7 +124,7 @@ def measured(history: RunHistory) -> Costs:
     if not steps:
         raise ValueError("the log has no step to measure")
     first = history.starts[0].t
-    lives = history.ledger.lives
+    lives = history.ledger.members()
     requested = min((life.requested_at for life in lives), default=first)
     boots = [life.joined_at - life.requested_at for life in lives if life.joined_at is not None]
     usual = _usual_seconds(history)
@@ -135,7 +135,10 @@ def measured(history: RunHistory) -> Costs:
     planned = _pauses(history, groups["planned"] or groups["unplanned"], usual)
     unplanned = _pauses(history, groups["unplanned"] or groups["planned"], usual)
     detects = [pause.detect_s for pause in groups["unplanned"]]
-    stall = history.snapshots.stall_s / max(1, len(steps))
+    stall, begun = (
+        seconds / max(1, len(steps))
+        for seconds in (history.snapshots.stall_s, history.snapshots.begun_s)
+    )
     return Costs(
         boot_s=median(boots) if boots else 0.0,
         launch_s=max(0.0, requested - first),
@@ -147,20 +150,23 @@ def measured(history: RunHistory) -> Costs:
         link_bytes_per_second=inf,  # copying is in copy_s as it was
         storage_bytes_per_second=inf,
         snapshot_stall_s=stall,
-        between_steps_s=max(0.0, _gap_seconds(history) - stall),
+        between_steps_s=max(0.0, _gap_seconds(history) - begun),
         save_s=_save_seconds(history),
         sources={"all": f"events of run {history.run}"},
     )
 
 
 def usual_step_seconds(history: RunHistory) -> dict[int, float]:
-    """Machines in use -> mean seconds of a step, the first of each generation left out."""
+    """Machines in use -> mean seconds of a step, the first of each generation left out, and
+    the wait for a snapshot in it."""
     machines = {g.generation: len(g.nodes) for g in history.generations}
     by_machines: dict[int, list[float]] = {}
     firsts = _first_steps(history)
     for point in history.kept.values():
         if (point.generation, point.step) not in firsts and point.generation in machines:
-            by_machines.setdefault(machines[point.generation], []).append(point.seconds)
+            by_machines.setdefault(machines[point.generation], []).append(
+                point.seconds - point.phases.get("snapshot", 0.0)
+            )
     return {number: fmean(times) for number, times in sorted(by_machines.items())}
 
 

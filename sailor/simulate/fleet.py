@@ -15,11 +15,11 @@ from enum import IntEnum
 from typing import Protocol
 
 from sailor.errors import DataError
-from sailor.planner import hazard
-from sailor.planner.hazard import Place
+from sailor.planner import evidence
+from sailor.planner.evidence import Place
 
 
-class CapacityEvent(hazard.CapacityEvent, Protocol):
+class CapacityEvent(evidence.CapacityEvent, Protocol):
     """What a trace is made of; ``provision.trace.SpotEvent`` in real life."""
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from sailor.planner.hazard import Place
+from sailor.planner.evidence import Place
 from sailor.simulate.pace import Content, Pace, merged
 
 Post = tuple[Place, Content]

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from sailor.planner.hazard import Place
+from sailor.planner.evidence import Place
 from sailor.simulate.costs import Costs
 from sailor.simulate.fleet import Change, Fleet
+from sailor.simulate.job import Job, Outcome
 from sailor.simulate.pace import Speeds, WithStandbys
 from sailor.simulate.policies import (
     Restart,
@@ -31,7 +32,7 @@ from sailor.simulate.policies import (
     tuned,
 )
 from sailor.simulate.rivals import Newcomers, Rules, follow
-from sailor.simulate.world import Job, Outcome, simulate
+from sailor.simulate.world import simulate
 
 BULK_S = 180.0
 """Losses within three minutes are one event: most that belong together are (Spot-and-Scoot)."""

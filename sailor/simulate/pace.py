@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, cast
 from sailor.errors import NoFeasiblePlan
 from sailor.parallel.layout import Member, WorkerId
 from sailor.plan import Plan
-from sailor.planner.hazard import Place
+from sailor.planner.evidence import Place
 
 Content = tuple[tuple[float, float], ...]
 """Which part of the model a machine holds: stretches of its depth, from 0 to 1, in order."""

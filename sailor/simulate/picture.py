@@ -6,36 +6,37 @@ Self-contained HTML with inline SVG, no script and no file beside it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup, escape
 
-from sailor.observe.charts import Part, Plot, nice_ticks, share_bar
+from sailor.observe.charts import Axis, Part, chart, line, share_bar
 from sailor.planner.futures import Futures
 from sailor.simulate.fleet import Fleet
 from sailor.simulate.goodput import Result
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b2127; --soft: #545d68; --grid: #dde2e8; --bg: #fff;
-  --fan: #0a5fb4; }
+  --axis: #8b949e; --fan: #0a5fb4; --good: #1f6fbf; --lost: #b42318; --wait: #6e7781;
+  --cost: #b36200; --onbar: #fff; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8edf2; --soft: #a3adb8; --grid: #2b343e;
-  --bg: #11161c; --fan: #6db3ff; } }
+  --bg: #11161c; --axis: #6b7683; --fan: #6db3ff; } }
 body { margin: 0 auto; max-width: 900px; padding: 20px 24px 48px; background: var(--bg);
   color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 32px 0 4px; }
-p, figcaption { color: var(--soft); font-size: .875rem; max-width: 72ch; }
-svg { display: block; max-width: 100%; height: auto; margin-top: 6px; }
-svg text { fill: var(--soft); font-size: 12px; } svg .grid { stroke: var(--grid); }
-svg .axis { stroke: var(--soft); }
-.fan { fill: none; stroke: var(--fan); } .outer { opacity: .35; } .inner { opacity: .6; }
-.middle { stroke-width: 2.5; } .level { fill: none; stroke: var(--fan); stroke-width: 1.2; }
-.good { fill: #1f6fbf; } .lost { fill: #b42318; } .wait { fill: #8b949e; } .cost { fill: #d9822b; }
-svg text.onbar { fill: #fff; }
+figure { margin: 0; } p, figcaption { color: var(--soft); font-size: .875rem; max-width: 72ch; }
+svg { display: block; max-width: 100%; height: auto; margin: 6px 0; }
+svg text { font-family: inherit; }
 table { border-collapse: collapse; font-size: .875rem; width: 100%; }
 th, td { padding: 4px 14px 4px 0; border-bottom: 1px solid var(--grid); text-align: left; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; }
 """
 
-_LINES = (("fan outer", (0.05, 0.95)), ("fan inner", (0.25, 0.75)), ("fan middle", (0.5,)))
+_LINES: dict[float, dict[str, Any]] = {  # quantile -> how its line is drawn
+    0.05: {"strokeOpacity": 0.45}, 0.25: {"strokeOpacity": 0.7}, 0.5: {"strokeWidth": 2.5},
+    0.75: {"strokeOpacity": 0.7}, 0.95: {"strokeOpacity": 0.45},
+}  # fmt: skip
+_WIDTH = 860
 
 
 def page(
@@ -79,17 +80,19 @@ def fan(futures: Futures, *, what: str) -> Markup:
     values = futures.dollars if what == "dollars" else futures.done
     hours = [float(h) for h in futures.grid_hours]
     top = float(values.max()) if what == "dollars" else 1.0
-    plot = Plot(
-        width=860, height=240, x=(0.0, hours[-1]), y=(0.0, top or 1.0), x_label="hours",
-        y_label="US dollars" if what == "dollars" else "share done",
-        x_format=lambda v: f"{v:g}", y_format=(lambda v: f"${v:,.0f}") if what == "dollars"
-        else (lambda v: f"{v:.0%}"), x_ticks=nice_ticks,
+    lines = [
+        line(
+            list(zip(hours, map(float, values[futures.quantiles.index(quantile)]), strict=True)),
+            colour="fan", title=f"{quantile:.0%} of the futures lie below", **style,
+        )
+        for quantile, style in _LINES.items()
+    ]  # fmt: skip
+    return chart(
+        lines, x=Axis(name="hours", limits=(0.0, hours[-1]), format=",~r"),
+        y=Axis(name="US dollars", limits=(0.0, top or 1.0), format="$,.2~f")
+        if what == "dollars" else Axis(name="share done", limits=(0.0, 1.0), format=".0%"),
+        width=_WIDTH, height=240, label=f"{what} over time, as quantiles of drawn futures",
     )  # fmt: skip
-    for style, quantiles in _LINES:
-        for quantile in quantiles:
-            row = values[futures.quantiles.index(quantile)]
-            plot.line(list(zip(hours, map(float, row), strict=True)), style=style)
-    return plot.svg(f"{what} over time, as quantiles of drawn futures")
 
 
 def machines(fleet: Fleet) -> Markup:
@@ -98,13 +101,12 @@ def machines(fleet: Fleet) -> Markup:
     points = [(begin / 3600, float(number)) for begin, _, number in levels]
     points.append((fleet.seconds / 3600, points[-1][1] if points else 0.0))
     top = max((y for _, y in points), default=1.0)
-    plot = Plot(
-        width=860, height=160, x=(0.0, fleet.seconds / 3600), y=(0.0, top + 0.5),
-        x_label="hours", y_label="machines", x_format=lambda v: f"{v:g}",
-        y_format=lambda v: f"{v:g}", whole_y=True, x_ticks=nice_ticks,
+    return chart(
+        [line(points, colour="fan", title="machines", stairs=True, strokeWidth=1.2)],
+        x=Axis(name="hours", limits=(0.0, fleet.seconds / 3600), format=",~r"),
+        y=Axis(name="machines", limits=(0.0, top + 0.5), format=",~r", whole=True),
+        width=_WIDTH, height=160, label="machines that could be used, over time",
     )  # fmt: skip
-    plot.line(points, style="level", stairs=True)
-    return plot.svg("machines that could be used, over time")
 
 
 _GROUPS: Mapping[str, tuple[str, str]] = {
@@ -123,10 +125,10 @@ def _bar(result: Result) -> Markup:
         key = _GROUPS.get(cause, ("standing still", "wait" if cause == "other" else "lost"))
         shares[key] = shares.get(key, 0.0) + seconds
     parts = [
-        Part(name=name, amount=seconds, style=style) for (name, style), seconds in shares.items()
+        Part(name=name, amount=seconds, colour=colour) for (name, colour), seconds in shares.items()
     ]
     label = f"{result.policy}: {result.share_of_bound:.1%} of the bound"
-    return Markup(f"<p>{escape(label)}</p>") + share_bar(parts, width=860, label=label)
+    return Markup(f"<p>{escape(label)}</p>") + share_bar(parts, width=_WIDTH, label=label)
 
 
 def _figure(heading: str, chart: Markup, caption: str) -> Markup:

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from sailor.planner.hazard import Place
+from sailor.planner.evidence import Place
 from sailor.simulate.account import Account
 from sailor.simulate.fleet import Change, Fleet, NodeEvent
 from sailor.simulate.formation import size
+from sailor.simulate.job import Outcome
 from sailor.simulate.pace import Pace, Speeds
-from sailor.simulate.world import Outcome
 
 _EPSILON = 1e-6
 

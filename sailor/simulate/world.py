@@ -20,86 +20,24 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from sailor.checkpoint.placement import peers
 from sailor.observe.goodput import cause_kind
 from sailor.parallel.layout import Layout, Member, WorkerId
-from sailor.planner.hazard import Place
+from sailor.planner.evidence import Place
+from sailor.runtime import commands as c
+from sailor.runtime import happenings as h
 from sailor.runtime import state as s
 from sailor.runtime.lifecycle import advance
 from sailor.simulate.account import Account
 from sailor.simulate.costs import Costs, Pauses
 from sailor.simulate.fleet import Change, Fleet, NodeEvent
-from sailor.simulate.formation import Formation, covered, farthest_move, seat
-from sailor.simulate.pace import Content, Speeds
+from sailor.simulate.formation import Formation, farthest_move, seat
+from sailor.simulate.job import Job, Outcome
+from sailor.simulate.memory import Memory
+from sailor.simulate.pace import Speeds
+from sailor.simulate.stepping import EPSILON, Stepping
 
 Sink = Callable[[float, str, Mapping[str, Any]], None]
 """Takes (t, kind, fields) of every event a controller would have logged, steps included."""
-
-_EPSILON = 1e-6  # seconds; a step that ends this close after an event has ended
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """What is trained, as far as time depends on it. Bytes are of the whole state.
-
-    ``copies``: every machine's snapshot is also kept by so many others (0: only parts that live on
-    one machine are, as the runtime does). ``total_steps`` None: the fleet's time is the end.
-    """
-
-    samples_per_step: float
-    state_bytes: float
-    total_steps: int | None = None
-    snapshot_every: int = 1
-    persist_every: int = 100
-    copies: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of the simulated run. ``seconds`` by cause add up to ``wall_s``."""
-
-    wall_s: float
-    seconds: Mapping[str, float]
-    steps: int
-    samples: float
-    redone_steps: int
-    generations: int
-    pauses: tuple[Mapping[str, Any], ...]
-    end: str
-    timeline: tuple[tuple[float, int], ...]  # (t, machines in the layout) at each change
-
-    @property
-    def goodput(self) -> float:
-        """Share of the wall time spent on steps that were kept."""
-        return self.seconds.get("good", 0.0) / self.wall_s if self.wall_s else 0.0
-
-    @property
-    def samples_per_second(self) -> float:
-        """Kept samples over the wall time."""
-        return self.samples / self.wall_s if self.wall_s else 0.0
-
-
-@dataclass(kw_only=True, slots=True)
-class _Training:
-    """The generation that steps. ``base`` steps were done when it began at ``began``."""
-
-    generation: int
-    formation: Formation
-    base: int
-    began: float
-    lead_s: float  # before the first step begins
-    extra_s: float  # the first step's own surplus
-    step_s: float  # work
-    rest_s: float  # what follows each step: waits for snapshots and between steps
-
-    def steps_by(self, t: float) -> int:
-        """Whole steps since it began."""
-        left = t - self.began - self.lead_s - self.extra_s + _EPSILON
-        return max(0, int(left // (self.step_s + self.rest_s))) if left > 0 else 0
-
-    def end_of(self, count: int) -> float:
-        """When that many steps are done."""
-        return self.began + self.lead_s + self.extra_s + count * (self.step_s + self.rest_s)
 
 
 @dataclass(kw_only=True)
@@ -118,15 +56,11 @@ class World:
     _number: int = 0
     _alive: dict[str, Place] = field(default_factory=dict)
     _places: dict[str, Place] = field(default_factory=dict)  # of every machine there ever was
-    _training: _Training | None = None
-    _last: Formation | None = None  # the newest formation whose machines hold state
-    _keepers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    _training: Stepping | None = None
     _applied: int = 0
-    _copied: int = 0  # newest step of which all copies in memory were complete
-    _durable: int = 0
     _cause: str = "start_up"  # what un-named time is
     _stepped: bool = False
-    _finish: s.Finish | None = None
+    _finish: c.Finish | None = None
     _pauses: list[Mapping[str, Any]] = field(default_factory=list)
     _timeline: list[tuple[float, int]] = field(default_factory=list)
     _pending: dict[int, Formation] = field(default_factory=dict)
@@ -137,6 +71,7 @@ class World:
         # Nobody decides for us when to end: the fleet's time does, unless the job's steps do.
         total = self.job.total_steps if self.job.total_steps is not None else 1 << 60
         self.run_state = s.Run(limits=self.limits, total_steps=total)
+        self._memory = Memory(job=self.job, costs=self.costs)
 
     def run(self) -> Outcome:
         """Until the run ends or the fleet's time is over."""
@@ -201,9 +136,9 @@ class World:
 
     def _tick(self) -> None:
         self._wake = float("inf")
-        self._feed(s.Tick(at=self.now))
+        self._feed(h.Tick(at=self.now))
 
-    def _feed(self, event: s.Event) -> None:
+    def _feed(self, event: h.Event) -> None:
         self._note_progress()
         self.run_state, commands = advance(self.run_state, event)
         for command in commands:
@@ -216,7 +151,7 @@ class World:
             return
         step = training.base + training.steps_by(self.now)
         if step > self.run_state.step:
-            applied = s.StepApplied(at=self.now, generation=training.generation, step=step)
+            applied = h.StepApplied(at=self.now, generation=training.generation, step=step)
             self.run_state, commands = advance(self.run_state, applied)
             for command in commands:
                 self._obey(command)
@@ -232,12 +167,12 @@ class World:
                 worker = WorkerId(node=node, slot=0, incarnation=1)
                 member = Member(node=node, zone=zone, machine_type=kind, workers=(worker,))
                 self._log("node_joined", node=node, zone=zone, machine_type=kind)
-                self._feed(s.Joined(at=self.now, member=member, slots=1))
+                self._feed(h.Joined(at=self.now, member=member, slots=1))
             case Change.told if node in self._alive:
                 left = max(0.0, event.seconds - self.costs.notice_delay_s)
                 self._later(
                     self.costs.notice_delay_s,
-                    lambda: self._feed(s.Noticed(at=self.now, node=node, seconds=left)),
+                    lambda: self._feed(h.Noticed(at=self.now, node=node, seconds=left)),
                 )
             case Change.gone if node in self._alive:
                 self._die(node)
@@ -245,7 +180,7 @@ class World:
                 self._later(
                     silent,
                     lambda: self._feed(
-                        s.Lost(at=self.now, node=node, cause="preempted", silent_s=silent)
+                        h.Lost(at=self.now, node=node, cause="preempted", silent_s=silent)
                     ),
                 )
             case _:
@@ -262,34 +197,43 @@ class World:
 
     # Commands
 
-    def _obey(self, command: s.Command) -> None:
+    def _obey(self, command: c.Command) -> None:
         match command:
-            case s.Replan():
+            case c.Replan():
                 self._plan(command)
-            case s.SendPrepare():
+            case c.SendPrepare():
                 pauses = self._kind()
                 hidden = max(0.0, pauses.hidden_s - pauses.decide_s)
                 seconds = hidden if self._is_planned() else pauses.prepare_s
                 nodes = command.layout.nodes
                 self._later(
-                    seconds, lambda: self._answer(s.NodePrepared, command.generation, nodes)
+                    seconds, lambda: self._answer(h.NodePrepared, command.generation, nodes)
                 )
-            case s.SendHalt():
+            case c.SendHalt():
                 self._halt(command)
-            case s.ChooseSources():
+            case c.SaveHeld() if not command.nodes:
+                nothing = h.NothingToSave(
+                    at=self.now, generation=command.generation, why="all are gone"
+                )
+                self._later(0.0, lambda: self._feed(replace(nothing, at=self.now)))
+            case c.SaveHeld():
+                for node in command.nodes:
+                    saved = partial(self._saved, command.generation, node)
+                    self._later(self.costs.save_s, saved)
+            case c.ChooseSources():
                 self._choose(command)
-            case s.SendSwitch():
+            case c.SendSwitch():
                 self._switch(command)
-            case s.SendGo():
+            case c.SendGo():
                 self._go(command)
-            case s.Fence() | s.Release():
+            case c.Fence() | c.Release():
                 self._alive.pop(command.node, None)
-                if isinstance(command, s.Release):
-                    gone = s.Lost(at=self.now, node=command.node, cause="released")
+                if isinstance(command, c.Release):
+                    gone = h.Lost(at=self.now, node=command.node, cause="released")
                     self._later(0.0, lambda: self._feed(replace(gone, at=self.now)))
-            case s.Record():
+            case c.Record():
                 self._record(command)
-            case s.Finish():
+            case c.Finish():
                 self._finish = command
             case _:
                 pass  # SendDrop: a prepared generation costs nothing to forget
@@ -304,13 +248,13 @@ class World:
             return self.costs.planned
         return self.costs.unplanned if self._stepped else self.costs.start
 
-    def _plan(self, command: s.Replan) -> None:
+    def _plan(self, command: c.Replan) -> None:
         """The best pace for the members, laid over them."""
         names = [member.node for member in command.members]
         pace = self.speeds.best(Counter(map(self._places.__getitem__, names)))
         formation = None
         if pace is not None:
-            formation = seat(pace, set(names), places=self._places, previous=self._last)
+            formation = seat(pace, set(names), places=self._places, previous=self._memory.last)
             self._pending = {command.generation: formation}
         # A Formation has what the life cycle asks of a Layout (formation.py says what that is).
         layout = cast("Layout | None", formation)
@@ -318,12 +262,12 @@ class World:
         self._later(
             self._kind().decide_s,
             lambda: self._feed(
-                s.Planned(at=self.now, generation=command.generation, layout=layout, why=why)
+                h.Planned(at=self.now, generation=command.generation, layout=layout, why=why)
             ),
         )
 
     def _answer(
-        self, kind: type[s.Event], generation: int, nodes: tuple[str, ...], **rest: Any
+        self, kind: type[h.Event], generation: int, nodes: tuple[str, ...], **rest: Any
     ) -> None:
         """All nodes that still live answer at once."""
         here = self._alive.keys() & nodes
@@ -334,50 +278,42 @@ class World:
             )
             self._feed(event)
 
-    def _halt(self, command: s.SendHalt) -> None:
+    def _halt(self, command: c.SendHalt) -> None:
         nodes = command.nodes
         training = self._training
         wait = 0.0
         if training is not None and training.generation == command.generation:
             if command.boundary:
                 done = training.steps_by(self.now)
-                begun = self.now > training.end_of(done) + _EPSILON or done == 0
+                begun = self.now > training.end_of(done) + EPSILON or done == 0
                 wait = max(0.0, training.end_of(done + 1 if begun else done) - self.now)
             else:
                 self._close(self.now, cut="redone")
         self._later(wait, lambda: self._stand_still(command, nodes))
 
-    def _stand_still(self, command: s.SendHalt, nodes: tuple[str, ...]) -> None:
+    def _stand_still(self, command: c.SendHalt, nodes: tuple[str, ...]) -> None:
         training = self._training
         if training is not None and training.generation == command.generation:
             self._note_progress()
             self._close(self.now, cut="other")
             self._cause = "transition_other"
-        self._answer(s.NodeHalted, command.generation, nodes)
+        self._answer(h.NodeHalted, command.generation, nodes)
         if command.persist:
             self._cause = "shut_down"
             for node in nodes:
                 self._later(
                     self.costs.save_s,
-                    partial(self._saved, node),
+                    partial(self._saved, command.generation, node),
                 )
 
-    def _saved(self, node: str) -> None:
-        self._feed(s.NodeSaved(at=self.now, node=node))
+    def _saved(self, generation: int, node: str) -> None:
+        self._feed(h.NodeSaved(at=self.now, generation=generation, node=node))
 
-    def _choose(self, command: s.ChooseSources) -> None:
+    def _choose(self, command: c.ChooseSources) -> None:
         """The newest step that every part of the model can reach, and what is redone for it."""
-        step, source = self._applied, "live"
-        self._restore_disk = False
-        last = self._last
-        if last is None:
-            step, source = 0, "init"
-        elif not covered(self._surviving(last)):
-            if covered(self._surviving(last, copies=True)):
-                step, source = min(self._applied, max(self._copied, self._durable)), "peer"
-            else:
-                step, source = self._durable, "disk"
-                self._restore_disk = True
+        choice = self._memory.choose(self._alive, applied=self._applied)
+        step, source = choice.step, choice.source
+        self._restore_disk = source == "disk"
         redone = self._applied - step
         if redone:
             self.account.undo(redone)
@@ -386,7 +322,7 @@ class World:
         self._later(
             seconds,
             lambda: self._feed(
-                s.Restorable(
+                h.Restorable(
                     at=self.now,
                     generation=command.generation,
                     step=step,
@@ -396,34 +332,12 @@ class World:
             ),
         )
 
-    def _surviving(self, last: Formation, *, copies: bool = False) -> set[Content]:
-        """Parts of the model in the memory of machines that live: their own, and copies kept."""
-        gone = last.holds.keys() - self._alive.keys()
-        parts = set(last.parts_without(gone))
-        if copies:
-            for node in gone:
-                if any(keeper in self._alive for keeper in self._keepers.get(node, ())):
-                    parts.add(last.holds[node][1])
-        return parts
-
-    def _complete(self, training: _Training, t: float, *, every: int, seconds: float) -> int:
-        """The newest of every so many steps, and the one it began with, that had ``seconds`` to
-        travel before ``t``; 0 when none had."""
-        if t - training.began < seconds:
-            return 0
-        done = training.base + training.steps_by(t - seconds)
-        return max(training.base, done - done % every)
-
-    def _travel_seconds(self, formation: Formation, bandwidth: float) -> float:
-        """Of all that any one machine holds."""
-        return farthest_move(formation, afresh=True) * self.job.state_bytes / bandwidth
-
-    def _switch(self, command: s.SendSwitch) -> None:
+    def _switch(self, command: c.SendSwitch) -> None:
         pauses = self._kind()
         formation = self._pending.get(command.generation)
         bandwidth = self.costs.link_bytes_per_second
         share = 0.0
-        if formation is not None and self._last is not None:
+        if formation is not None and self._memory.last is not None:
             share = farthest_move(formation, afresh=self._restore_disk)
             if self._restore_disk:
                 bandwidth = min(bandwidth, self.costs.storage_bytes_per_second)
@@ -431,10 +345,10 @@ class World:
         nodes = command.layout.nodes
         self._later(
             copy_s + pauses.switch_s,
-            lambda: self._answer(s.NodeSwitched, command.generation, nodes, copy_s=copy_s),
+            lambda: self._answer(h.NodeSwitched, command.generation, nodes, copy_s=copy_s),
         )
 
-    def _go(self, command: s.SendGo) -> None:
+    def _go(self, command: c.SendGo) -> None:
         formation = self._pending[command.generation]
         pauses = self._kind_of_go
         self._name_pause()
@@ -443,10 +357,9 @@ class World:
         if self.job.persist_every:
             rest += self.costs.persist_stall_s / self.job.persist_every
         self._applied = command.step
-        self._last = formation
+        self._memory.holds(formation, alive=self._alive)
         self._timeline.append((self.now, formation.world_size))
-        self._keepers = self._keepers_of(formation)
-        self._training = training = _Training(
+        self._training = training = Stepping(
             generation=command.generation, formation=formation, base=command.step, began=self.now,
             lead_s=pauses.gap_s, extra_s=pauses.extra_s, step_s=formation.plan.step_seconds,
             rest_s=rest,
@@ -463,7 +376,8 @@ class World:
         if self.job.total_steps is not None:
             left = self.job.total_steps - command.step
             self._later(
-                max(0.0, training.end_of(left) - self.now), lambda: self._last_step(generation)
+                max(0.0, training.end_of(left) - self.now),
+                lambda: self._last_step(generation),
             )
 
     def _first_step(self, generation: int) -> None:
@@ -476,7 +390,7 @@ class World:
             return
         self._note_progress()
         for node in training.formation.nodes:
-            self._feed(s.NodeFinished(at=self.now, generation=generation, node=node))
+            self._feed(h.NodeFinished(at=self.now, generation=generation, node=node))
 
     @property
     def _kind_of_go(self) -> Pauses:
@@ -485,25 +399,6 @@ class World:
         if not self._stepped:
             return self.costs.start
         return self.costs.planned if pause is not None and pause.planned else self.costs.unplanned
-
-    def _keepers_of(self, formation: Formation) -> Mapping[str, tuple[str, ...]]:
-        """Who keeps copies of whose snapshots: by the runtime's own rule of placement.
-
-        Parts with two live owners on different machines are copied only when the job asks for it.
-        """
-        owners = formation.parts_without(())
-        if not self.job.copies and min(owners.values()) > 1:
-            return {}
-        members = [
-            Member(node=node, zone=self._alive[node][0], machine_type=self._alive[node][1],
-                   workers=(WorkerId(node=node, slot=0, incarnation=1),))
-            for node in formation.holds
-            if node in self._alive
-        ]  # fmt: skip
-        kept = peers(members)
-        if self.job.copies:
-            return kept
-        return {n: k for n, k in kept.items() if owners[formation.holds[n][1]] == 1}
 
     # Books
 
@@ -532,15 +427,7 @@ class World:
         if self.sink is not None:
             self._log_steps(training, count)
         self._applied = training.base + count
-        formation, costs = training.formation, self.costs
-        travel_s = self._travel_seconds(formation, costs.link_bytes_per_second)
-        # Copies are made beside the next step, and told of after it.
-        copied = self._complete(training, t, every=every, seconds=max(travel_s, training.step_s))
-        self._copied = max(self._copied, copied)
-        if persist:
-            write_s = self._travel_seconds(formation, costs.storage_bytes_per_second)
-            durable = self._complete(training, t, every=persist, seconds=write_s)
-            self._durable = max(self._durable, durable - durable % persist)
+        self._memory.stepped(training, until=t)
         self.account.book(t, cut)
 
     def _name_pause(self) -> None:
@@ -552,7 +439,7 @@ class World:
         self.account.book(self.now, cause)
         self._cause = cause
 
-    def _record(self, command: s.Record) -> None:
+    def _record(self, command: c.Record) -> None:
         fields = command.fields
         match command.kind:
             case "transition_started" if self._training is None and self._cause == "capacity":
@@ -572,7 +459,7 @@ class World:
         if self.sink is not None:
             self.sink(self.now, kind, fields)
 
-    def _log_steps(self, training: _Training, count: int) -> None:
+    def _log_steps(self, training: Stepping, count: int) -> None:
         assert self.sink is not None
         for number in range(1, count + 1):
             end = training.end_of(number) - training.rest_s

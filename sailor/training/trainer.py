@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +24,14 @@ from sailor.data.sampler import Order
 from sailor.data.tokens import TokenStream, load_manifest
 from sailor.models.stage import StageModule
 from sailor.parallel.boxes import Box
-from sailor.parallel.comm import Communicator, LoopbackCommunicator, loopback_groups
+from sailor.parallel.comm import Communicator, LoopbackCommunicator
+from sailor.parallel.groups import loopback_groups
 from sailor.parallel.layout import GroupKind, Layout
 from sailor.parallel.pipeline import Links, Microbatch, Pipeline
 from sailor.parallel.reduce import ExactSum, FastSum, GradientSum
 from sailor.parallel.slots import Slot
 from sailor.parallel.spread import WeightSpread
-from sailor.parallel.stand_in import same_seat
+from sailor.parallel.stand_in import only_workers_differ, same_seat
 from sailor.parallel.state import BoxTensors, StageState
 from sailor.parallel.tensor import TensorGroup
 from sailor.training.evaluate import evaluation
@@ -163,7 +163,7 @@ class Trainer:
         self._world: Communicator = LoopbackCommunicator()
         self._owners: dict[tuple[int, ...], Communicator] = {}
         self._connected = False
-        self._read_until: Any = None
+        self._hold: Callable[[], object] | None = None
         self._clean = True  # no operation was left while it might write into our memory
         self._exact = settings.deterministic  # as far as is known
         self._guard = Guard(spike_factor=settings.spike_factor)
@@ -273,11 +273,17 @@ class Trainer:
 
         Weights, moments and their memory stay as they are; connect afterwards.
         """
-        if not same_seat(self.layout, self.rank, layout, rank):
+        unmoved = only_workers_differ(self.layout, self.rank, layout, rank)
+        if self._spread is not None or not (
+            unmoved or same_seat(self.layout, self.rank, layout, rank)
+        ):
             raise ValueError(f"rank {self.rank} does other work as rank {rank} of the new layout")
         self._connected = False
         self._owners = {}
         self._world = LoopbackCommunicator()  # where nobody else is left there is no such group
+        if unmoved:
+            self.layout = layout  # its groups have other keys; all else is a matter of ranks
+            return
         memory = self._sum.detach()
         self._state.move_to(layout, rank)
         self._place(layout, rank, memory=memory)
@@ -310,9 +316,9 @@ class Trainer:
         ]
         self._connected = True
 
-    def hold_update(self, event: Any) -> None:
-        """State is read until this CUDA event: the next update waits for it. None: it is not."""
-        self._read_until = event
+    def hold_update(self, hold: Callable[[], object]) -> None:
+        """State is being read: the next update calls ``hold`` before it changes any."""
+        self._hold = hold
 
     # Work
 
@@ -345,10 +351,11 @@ class Trainer:
         rate = learning_rate(step, settings=settings.optimizer, total_steps=settings.total_steps)
         fault = self._guard.fault(loss=loss, grad_norm=grad_norm)
         if not fault:
+            if self._hold is not None:
+                with self._phase("snapshot"):
+                    self._hold()
+                self._hold = None
             with self._phase("optimizer"):
-                if self._read_until is not None:
-                    torch.cuda.current_stream().wait_event(self._read_until)
-                    self._read_until = None
                 limit = settings.optimizer.clip_norm
                 clip = limit / grad_norm if 0.0 < limit < grad_norm else 1.0
                 self._optimizer.apply(step=step, learning_rate=rate, clip=clip)

@@ -7,7 +7,7 @@ import yaml
 
 from actions.planning import question
 from sailor.clock import HandClock
-from sailor.config import plain
+from sailor.config_keys import plain
 from sailor.errors import ConfigError, DataError
 from sailor.observe.events import EventLog
 from sailor.profile.profile import Mark

@@ -60,13 +60,22 @@ def test_the_answer_says_how_good_it_is_and_what_would_be_better(tmp_path):
 
 
 def test_the_picture_is_one_offline_page(tmp_path):
-    done = command("output=json", tmp_path=tmp_path)
+    done = command("output=json", "planner.picture=true", tmp_path=tmp_path)
     page = Path(json.loads(done.stdout)["picture_path"]).read_text()
     assert page.count("<svg") == 4
     assert "default-src 'none'" in page
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "")
     assert "replica 2, stage 2" in page
+
+
+def test_no_picture_is_drawn_where_nobody_looks(tmp_path):
+    """It takes more than half of the time of an answer: programs that want it say so."""
+    done = command("output=json", tmp_path=tmp_path)
+    document = json.loads(done.stdout)
+    assert document["picture_path"] is None
+    assert Path(document["plan_path"]).exists()
+    assert list(Path(document["plan_path"]).parent.glob("*.html")) == []
 
 
 def test_the_demonstration_is_cut_and_would_be_cut_otherwise_on_three_machines(tmp_path):

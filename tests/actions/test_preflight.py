@@ -68,8 +68,13 @@ REACHED = ("runtime.host=0.0.0.0", "runtime.address=198.51.100.7")
         (["cloud=gcp", "runtime.address=198.51.100.7"], "E407", "runtime.host=0.0.0.0"),
         (["cloud=gcp", *REACHED], "E408", "checkpoint.directory=/SHARED/FOLDER"),
         (["cloud=slurm"], "E407", "runtime.address=ADDRESS"),
+        (
+            ["cloud=gcp", "runtime.host='[::1]'", "runtime.address=fd00::7"],
+            "E407",
+            "runtime.host=0.0.0.0",
+        ),
     ],
-    ids=["no address", "address of a loopback", "no shared folder", "slurm"],
+    ids=["no address", "address of a loopback", "no shared folder", "slurm", "IPv6's loopback"],
 )
 def test_a_cloud_whose_machines_could_not_work_is_refused_before_any_is_rented(
     monkeypatch, words, code, fix

@@ -137,3 +137,18 @@ def test_as_many_stand_by_as_pay_best_and_there_is_room_for():
     assert with_standbys(tight, chosen, asked).cloud.standbys == 0
     told = replace(config, cloud=replace(config.cloud, standbys=3))
     assert with_standbys(told, chosen, asked) is told
+
+
+def test_of_two_zones_the_one_with_more_preemptions_among_its_stops_is_believed_worse():
+    asked = question(a_config(*GPT))
+    kind = "a2-highgpu-1g"
+    zones = sorted({o.zone.name for o in asked.catalogue.pool.offers
+                    if o.spot and o.machine_type.name == kind})[:3]  # fmt: skip
+    shares = dict(zip(((zone, kind) for zone in zones), (0.2, 0.4, 0.8), strict=True))
+    told = replace(asked, catalogue=replace(asked.catalogue, preempted=shares))
+    ratios = [
+        told.believed[place].events_per_machine_hour / asked.believed[place].events_per_machine_hour
+        for place in shares
+    ]
+    assert ratios == pytest.approx([(0.25) / (2 / 3), 1.0, 4.0])  # 0.8's odds are 6 times: capped
+    assert told.believed.keys() == asked.believed.keys()

@@ -18,7 +18,7 @@ from actions.run_folder import (
     read_summary,
     run_name,
 )
-from sailor.config import flatten, groups, keys
+from sailor.config_keys import flatten, groups, keys
 from sailor.errors import ConfigError
 from tests.helpers.compose import ROOT, a_config
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sailor.checkpoint.lines import Lines
 from sailor.checkpoint.replicate import (
     BULK_DECODER,
     CHUNK_BYTES,
@@ -28,52 +28,15 @@ from sailor.checkpoint.replicate import (
     fetch,
     heads_of,
     push,
-    serve_bulk,
 )
-from sailor.checkpoint.segment import CorruptSnapshot, Segment
+from sailor.checkpoint.segment import CorruptSnapshot
 from sailor.runtime.identity import Identity, create_identity
-from sailor.runtime.keeper import Keeper
 from sailor.runtime.messages import SnapshotId
-from sailor.runtime.transport import Link, LinkClosed, address_of, connect, listen
-from tests.helpers.snapshots import BOXES, a_verified_segment, a_worker, an_arena, values_of, write
+from sailor.runtime.transport import Link, LinkClosed, connect
+from tests.helpers.shelves import Node, two_nodes
+from tests.helpers.snapshots import BOXES, a_verified_segment, a_worker, an_arena, values_of
 
 NAMES = [name for name, _ in BOXES]
-
-
-class Node:
-    """A keeper behind a bulk port."""
-
-    def __init__(self, root: Path, name: str, identity: Identity, *, budget: int) -> None:
-        self.arena = an_arena(root, node=name, budget_bytes=budget)
-        self.keeper = Keeper(self.arena, node=name, grant=lambda *_: None)
-        self.identity = identity
-        self.address = ("", 0)
-
-    async def hold(self, *, step: int = 5, seed: int = 0, boxes=BOXES) -> Segment:
-        segment = await self.keeper.room(writer=a_worker("a"), boxes=boxes)
-        write(segment, generation=1, step=step, seed=seed)
-        segment.seal()
-        self.keeper.keep(segment)
-        return segment
-
-
-@contextlib.asynccontextmanager
-async def two_nodes(tmp_path: Path, *, budget: int = 64 << 20) -> AsyncIterator[tuple[Node, Node]]:
-    identity = create_identity(tmp_path / "identity", run="test")
-    nodes = [Node(tmp_path, name, identity, budget=budget) for name in ("a", "b")]
-    servers = []
-    for node in nodes:
-        server = await listen(
-            "127.0.0.1", 0, identity=identity, decoder=BULK_DECODER,
-            on_link=lambda link, keeper=node.keeper: serve_bulk(link, keeper),
-        )  # fmt: skip
-        node.address = address_of(server)
-        servers.append(server)
-    try:
-        yield nodes[0], nodes[1]
-    finally:
-        for server in servers:
-            server.close()
 
 
 def test_boxes_are_fetched_from_another_node_and_verified(tmp_path: Path) -> None:
@@ -304,3 +267,52 @@ def test_pieces_of_any_size_land_where_they_belong(tmp_path_factory, sizes, piec
         assert bytes(target.raw(name)) == bytes(source.raw(name))
     with pytest.raises(CorruptSnapshot):
         filler.add(b"x")
+
+
+def test_boxes_come_over_a_line_that_was_opened_before_and_it_serves_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with two_nodes(tmp_path) as (a, b):
+            held = await a.hold()
+            lines = Lines(b.identity)
+            await lines.open([a.address, ("127.0.0.1", 1)])  # nobody listens at the second
+            line = lines.take(a.address)
+            assert line is not None
+            assert lines.take(a.address) is None
+            assert lines.take(("127.0.0.1", 1)) is None
+            got = await fetch(
+                a.address, held.snapshot, NAMES, identity=b.identity, shelf=b.keeper, line=line
+            )
+            got.check_seal()
+            with pytest.raises(LinkClosed):
+                await line.send(Accepted())  # used up
+
+    asyncio.run(story())
+
+
+def test_a_line_that_broke_meanwhile_is_no_harm(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with two_nodes(tmp_path) as (a, b):
+            held = await a.hold()
+            lines = Lines(b.identity)
+            await lines.open([a.address])
+            line = lines.take(a.address)
+            assert line is not None
+            line.abort()
+            got = await fetch(
+                a.address, held.snapshot, NAMES, identity=b.identity, shelf=b.keeper, line=line
+            )
+            got.check_seal()
+
+    asyncio.run(story())
+
+
+def test_lines_that_were_not_needed_are_closed_even_those_that_come_late(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with two_nodes(tmp_path) as (a, b):
+            lines = Lines(b.identity)
+            opening = asyncio.ensure_future(lines.open([a.address]))
+            lines.close()
+            await opening
+            assert lines.take(a.address) is None
+
+    asyncio.run(story())

@@ -44,6 +44,23 @@ def test_workers_that_still_hold_their_state_keep_it():
     assert restore.farthest_tier == "live"
 
 
+def test_who_stays_keeps_all_of_it_and_only_who_comes_fetches():
+    layout = a_layout(a_plan([2], [2]))
+    copies = [held(r, step=7, live=live, layout=layout) for r in range(4) for live in (True, False)]
+    newcomer = a_member("n9").workers[0]
+    moved = replace(layout, workers=(layout.workers[0], newcomer, *layout.workers[2:]))
+    restore = choose(moved, copies, starts={})
+    assert restore.step == 7
+    for rank in (0, 2, 3):
+        (kept,) = restore.fetches[rank]
+        assert kept.tier == "live"
+        assert {*kept.boxes} == layout.kept_names[rank]
+    assert {fetch.tier for fetch in restore.fetches[1]} == {"peer"}
+    # Who leaves and who has the same stage share it; the tied token matrix is everywhere.
+    assert {"n1", "n3"} <= {fetch.copy.node for fetch in restore.fetches[1]}
+    assert {*tiers(restore, 1)} == layout.kept_names[1]
+
+
 def test_those_ahead_go_back_to_the_step_all_can_reach():
     copies = [
         held(0, step=8, live=True),

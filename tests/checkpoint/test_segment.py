@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from sailor.checkpoint.arena import OutOfSnapshotMemory, open_arena, sweep
-from sailor.checkpoint.segment import CorruptSnapshot, Segment, SegmentState
+from sailor.checkpoint.segment import (
+    CorruptSnapshot,
+    Manifest,
+    Segment,
+    SegmentState,
+    file_bytes,
+    place,
+)
 from tests.helpers.snapshots import BOXES, a_verified_segment, a_worker, an_arena, values_of, write
 
 
@@ -97,6 +104,31 @@ def test_a_freed_segment_is_reused_for_other_boxes_and_starts_free(tmp_path: Pat
     write(again, generation=2, step=1)
     again.seal()
     Segment.attach(again.path).check_seal()
+
+
+def test_memory_that_was_reserved_serves_as_many_segments_at_once_and_none_is_made_anew(
+    tmp_path: Path,
+) -> None:
+    arena = an_arena(tmp_path)
+    size = file_bytes(Manifest(writer=a_worker(), boxes=place(BOXES)))
+    arena.reserve([size, size])
+    assert arena.used_bytes == 0
+    there = set(arena.directory.glob("segment-*"))
+    assert len(there) == 2
+    segments = [arena.segment(writer=a_worker(), boxes=BOXES) for _ in range(2)]
+    assert {segment.path for segment in segments} == there
+    arena.reserve([size])  # both are in use: this one is new
+    assert len(set(arena.directory.glob("segment-*")) - there) == 1
+    arena.destroy()
+
+
+def test_what_cannot_be_reserved_leaves_the_rest_ready(tmp_path: Path) -> None:
+    arena = an_arena(tmp_path, budget_bytes=64 << 10)
+    with pytest.raises(OutOfSnapshotMemory):
+        arena.reserve([16 << 10, 128 << 10])
+    arena.reserve([16 << 10])
+    assert arena.used_bytes == 0
+    arena.destroy()
 
 
 def test_the_budget_is_kept_and_the_message_says_what_to_do(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from sailor.cluster.network import Tariff, Tier
+from sailor.cluster.network import Link, Tariff, Tier
 from sailor.cluster.pool import Quota
 from tests.helpers.planning import a_gpu, a_machine, a_network, a_pool, an_offer
 
@@ -54,3 +56,13 @@ def test_bad_facts_are_refused():
     for price in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="its price is"):
             an_offer(price=price)
+
+
+def test_what_was_measured_between_two_zones_counts_for_all_their_machines_and_no_others():
+    measured = Link(
+        tier=Tier.region, seconds_per_message=1e-3, bytes_per_second=1e6, source="measured"
+    )
+    network = replace(a_network(POOL), paths={("a", "b"): measured})
+    assert network.between("b", "m", "a", "m") == network.between("a", "m", "b", "m") == measured
+    assert network.between("a", "m", "a", "m") == a_network(POOL).between("a", "m", "a", "m")
+    assert network.between("a", "m", "c", "m") == a_network(POOL).between("a", "m", "c", "m")

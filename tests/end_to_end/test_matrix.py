@@ -42,6 +42,8 @@ def test_a_worker_that_hangs_is_found_though_all_else_of_it_lives(place, undistu
     assert lost["worker"] == "node-2/0.1"  # the waiting peers are not blamed
     assert lost["cause"].startswith("its training thread hangs")
     assert of_kind(ended.events, "node_lost") == []
+    told = (ended.folder / "logs" / "node-2.log").read_text()
+    assert "worker.py" in told.partition("most recent call first")[2], "where it hung is in the log"
 
 
 def test_a_killed_agent_takes_its_worker_with_it_and_the_node_is_lost(place, undisturbed):
@@ -54,7 +56,7 @@ def test_a_killed_agent_takes_its_worker_with_it_and_the_node_is_lost(place, und
 def test_a_zone_that_is_lost_whole_is_restored_from_the_memory_of_the_other(place, undisturbed):
     """Copies lie in the other zone, so no disk is read; and none was written before the end."""
     path = place.root / "zones-of-two.csv"
-    path.write_text("t_s,zone,delta,notice_s\n0,east,2,\n0,west,2,\n")
+    path.write_text("t_s,zone,delta,notice_s\n0,east,2,\n0,west,2,\n3600,east,1,\n")
     words = ("cloud=trace", f"cloud.trace.paths=[{path}]", "cloud.trace.faster=1")
     words += ("cloud.nodes=4", "cloud.replace=false", "checkpoint.persist_every=0")
     words += ("planner.pipeline_parallel=4",)
@@ -174,7 +176,10 @@ def test_a_machine_that_dies_before_its_notice_is_up_is_a_loss(place, undisturbe
     """It was to hand over what it holds, and dies while it does."""
     script = [{"kind": "preempt", "at": 12, "notice": "60s", "target": "node-2"}]
     with place.start("cloud.nodes=3", f"train.steps={STEPS}", script=script) as run:
-        run.until(lambda log: "leaves in" in log[-1].get("cause", ""), what="the hand-over begins")
+        run.until(  # in any line: others may follow before it is read
+            lambda log: any("leaves in" in event.get("cause", "") for event in log),
+            what="the hand-over begins",
+        )
         run.kill_node("node-2")
         ended = run.wait()
     assert ended.code == 0, ended.told()

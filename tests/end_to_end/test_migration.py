@@ -109,6 +109,25 @@ def moved_from(log: Sequence[Event], node: str) -> bool:
 
 
 @pytest.mark.matrix
+def test_two_leavers_move_together_in_one_change(place: Place, undisturbed: Undisturbed):
+    with place.start(*CREW, "cloud.standbys=2") as run:
+        run.until_step(8)
+        ask_for_a_move(run, "node-2")
+        ask_for_a_move(run, "node-3")
+        run.until(lambda log: moved_from(log, "node-3"), what="node-3 is moved")
+        ended = run.wait()
+    assert ended.code == 0, ended.told()
+    log = ended.events
+    hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS)
+    assert layouts(log) == KEPT
+    assert seats(log)[-1] == {"node-1", "node-4", "node-5", "node-6"}
+    assert check.redone(log) == 0
+    (pause,) = later_pauses(log)
+    assert pause["planned"]
+    assert pause["bytes_moved"] > 0
+
+
+@pytest.mark.matrix
 def test_two_leavers_and_one_standby_are_planned_for_again_with_it(
     place: Place, undisturbed: Undisturbed
 ):
@@ -196,7 +215,7 @@ def test_a_spoilt_recording_is_found_out_and_the_cold_way_taken(
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("phase", ["move_asked", "standby", "generation_started"])
+@pytest.mark.parametrize("phase", ["move_asked", "standby", "restored", "generation_started"])
 def test_a_controller_killed_in_any_phase_of_a_move_is_followed_by_one_that_goes_on(
     place: Place, undisturbed: Undisturbed, phase: str
 ):
@@ -245,22 +264,42 @@ def test_moves_during_durable_checkpoints_and_evaluations_change_nothing(
     assert all(pause["planned"] for pause in later_pauses(log))
 
 
-@pytest.mark.matrix
-def test_a_machine_that_gets_slow_is_moved_away_from_once(place: Place, undisturbed: Undisturbed):
-    """It gets a sixth of its time from some step on: the others wait for it, and are not blamed."""
-    steps = 400
-    fault = {"kind": "slow_node", "at": 60, "target": "node-2", "factor": 6}
-    with place.start(
-        "cloud.nodes=4", "cloud.standbys=1", f"train.steps={steps}", "runtime.straggler=2.5",
-        script=[fault],
-    ) as run:  # fmt: skip
+def slow_node_2_left(
+    place: Place, undisturbed: Undisturbed, *words: str, at: int, steps: int
+) -> tuple[Event, ...]:
+    """The log of a run in which node-2 has a sixth of its time from a step on, and is left."""
+    fault = {"kind": "slow_node", "at": at, "target": "node-2", "factor": 6}
+    with place.start(*words, f"train.steps={steps}", script=[fault]) as run:
         run.until(lambda log: moved_from(log, "node-2"), what="node-2 is moved away from")
         ended = run.wait()
     assert ended.code == 0, ended.told()
-    log = ended.events
     hold_to_invariants(ended, undisturbed(steps), steps=steps)
+    return ended.events
+
+
+@pytest.mark.matrix
+def test_a_machine_that_gets_slow_is_moved_away_from_once(place: Place, undisturbed: Undisturbed):
+    """It gets a sixth of its time from some step on: the others wait for it, and are not blamed."""
+    words = ("cloud.nodes=4", "cloud.standbys=1", "runtime.straggler=2.5")
+    log = slow_node_2_left(place, undisturbed, *words, at=60, steps=400)
     asked = [event["node"] for event in of_kind(log, "move_asked")]
     assert asked == ["node-2"]
+    assert check.redone(log) == 0
+    assert "node-2" not in seats(log)[-1]
+
+
+@pytest.mark.matrix
+def test_a_machine_that_was_always_slow_is_found_by_rebalancing_and_moved_once(
+    place: Place, undisturbed: Undisturbed
+):
+    """It never did better, so nobody suspects it; the same seats elsewhere take a sixth of it."""
+    words = (*CREW, "runtime.rebalance_every=5s")
+    log = slow_node_2_left(place, undisturbed, *words, at=1, steps=200)
+    looks = of_kind(log, "rebalancing")
+    (move,) = [look for look in looks if look["decision"] == "move" and look["node"] == "node-2"]
+    assert move["to"] == "node-5"
+    assert move["gained_s_per_step"] > 0
+    assert of_kind(log, "move_refused") == []
     assert check.redone(log) == 0
     assert "node-2" not in seats(log)[-1]
 
@@ -283,6 +322,7 @@ def test_a_storm_of_moves_changes_no_bit(place: Place, undisturbed: Undisturbed)
     assert ended.code == 0, ended.told()
     log = ended.events
     hold_to_invariants(ended, undisturbed(steps), steps=steps)
-    assert len(layouts(log)) > 30
+    # Where strangers share the cores, preparing lasts longer than five of these small steps.
+    assert len(layouts(log)) > 20
     assert set(layouts(log)) == {"pp2 x dp2 x tp1"}
     assert check.redone(log) == 0

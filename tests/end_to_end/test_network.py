@@ -8,11 +8,13 @@ is cut for real, without a word to either side. Root and iproute2 only; skipped 
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from provision.namespaces import CONTROLLER, Namespaces, why_not
+from provision.namespaces import CONTROLLER, Namespaces, NoNamespaces, why_not
 from tests.end_to_end.test_losses import hold_to_invariants, layouts, of_kind
 from tests.end_to_end.test_matrix import trained
 from tests.helpers.running import Ended, Place, Running
@@ -104,6 +106,37 @@ def test_a_slow_link_slows_and_harms_nobody(place, undisturbed):
         ended = finished(run, undisturbed)
     assert of_kind(ended.events, "node_lost") == []
     assert len(layouts(ended.events)) == 1
+
+
+def test_links_far_slower_than_planned_with_are_found_on_arrival_and_planned_anew_for(
+    place, undisturbed
+):
+    """100 kB/s for what any machine sends, from its first moment on: two replicas would exchange
+    all gradients over that in every step, one long pipeline only what passes its cuts."""
+    steps = 24
+    words = ("cloud.isolated=true", "cloud.nodes=4", f"train.steps={steps}")
+    with place.start(*words) as run:
+        network, limited = network_of(run), set[str]()
+        while len(limited) < 4:
+            for node in set(network.nodes()) - limited:
+                with contextlib.suppress(NoNamespaces):  # it is just being made
+                    network.limit(node, bytes_per_second=100_000)
+                    limited.add(node)
+            assert time.monotonic() < run.deadline
+            time.sleep(0.01)  # other processes: no clock of ours moves them
+        ended = run.wait()
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(steps), steps=steps)
+    found = of_kind(ended.events, "link_measured")
+    assert len({(event["node"], event["peer"]) for event in found}) == len(found) > 1
+    # Thrice the limit: the first bytes go through at once (tbf's burst).
+    assert all(event["bytes_per_second"] < 300_000 for event in found)
+    assert found[0]["far_off"]
+    assert found[0]["assumed_bytes_per_second"] > 1e6
+    assert found[-1]["assumed_bytes_per_second"] < 1e6, "it was learned from the first answer"
+    (asked, *_) = of_kind(ended.events, "replan_asked")
+    assert "times as long as was planned with" in asked["why"]
+    assert layouts(ended.events) == ["pp2 x dp2 x tp1", "pp4 x dp1 x tp1"]
 
 
 def test_a_link_between_two_machines_that_breaks_stops_no_step_for_good(place, undisturbed):

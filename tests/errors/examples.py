@@ -20,8 +20,10 @@ import yaml
 import run
 from actions import domain
 from actions.arguments import expand, refuse_unknown_keys
+from actions.away import Away
 from actions.complaints import not_installed
 from actions.ending import error_of
+from actions.homecoming import unreached
 from actions.limits import refuse_when_spent
 from actions.machines import no_networks
 from actions.origin import check_first_weights, read_tokens
@@ -31,7 +33,7 @@ from provision.hosts import host
 from provision.refusals import judge
 from sailor.checkpoint.arena import open_arena
 from sailor.checkpoint.store import read_manifest, write_part
-from sailor.config import plain
+from sailor.config_keys import plain
 from sailor.data.megatron import export_megatron
 from sailor.data.tokenizer import tokenizer
 from sailor.data.tokens import Manifest, load_manifest
@@ -296,6 +298,15 @@ def a_bug(_: Path) -> SailorError:
 RUNS = "runs_dir=runs run.name=mine"
 MODEL_GCP = "action=plan model=gpt_1b cloud=gcp cloud.live=false"
 
+
+def a_run_out_of_reach(folder):
+    """Where its controller was, nobody opens."""
+    path = Path("runs/mine")
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text("")
+    return unreached(Away(path=path), "its door is not open: Connection refused")
+
+
 EXAMPLES: dict[str, Example] = {
     "E101": typed("modle=gpt_1b optim.lr=1"),
     "E102": typed("planner=cheepest"),
@@ -330,6 +341,7 @@ EXAMPLES: dict[str, Example] = {
         )
     ),
     "E409": inside(lambda _: no_networks("a namespace needs root: Operation not permitted")),
+    "E410": inside(a_run_out_of_reach),
     "E501": typed("action=prepare data=text data.path=txt data.cache=cache", texts),
     "E502": typed("action=prepare data=text data.path=text data.cache=cache", a_broken_archive),
     "E503": inside(lambda _: load_manifest(Path("cache/bytes-7c1e"))),

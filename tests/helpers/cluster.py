@@ -344,8 +344,7 @@ def from_seed(layout: Layout, rank: int) -> m.Source:
     return m.Source(tier="init", boxes=tuple(box.name for box in layout.boxes[rank]))
 
 
-def kept_live(layout: Layout, rank: int) -> m.Source:
-    return m.Source(tier="live", boxes=tuple(box.name for box in layout.boxes[rank]))
+KEPT_LIVE = m.Source(tier="live", boxes=())
 
 
 def box_names(settings: m.RunSettings) -> list[str]:

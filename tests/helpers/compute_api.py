@@ -21,11 +21,13 @@ def refusal(status: int, reason: str, message: str) -> tuple[int, str]:
 
 @dataclass(kw_only=True)
 class ComputeApi:
-    """``machines``: zone -> machine types. ``quotas``: metric -> (limit, usage)."""
+    """``machines``: zone -> machine types. ``quotas``: metric -> (limit, usage). ``preempted``:
+    (zone, machine type) -> (end of an interval, share of stops that were preemptions)."""
 
     machines: dict[str, list[str]] = field(default_factory=dict)
     quotas: dict[str, tuple[float, float]] = field(default_factory=dict)
     obtainability: dict[str, float] = field(default_factory=dict)
+    preempted: dict[tuple[str, str], list[tuple[str, float]]] = field(default_factory=dict)
     trouble: dict[str, tuple[int, str]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     endpoint: str = ""
@@ -47,6 +49,15 @@ class ComputeApi:
             share = self.obtainability.get(selection["machineTypes"][0])
             scores = [] if share is None else [{"scores": {"obtainability": share}}]
             return 200, json.dumps({"recommendations": scores})
+        if path.endswith("/advice/capacityHistory"):
+            assert body["types"] == ["PREEMPTION"]
+            asked = body["instanceProperties"]
+            zone = body["locationPolicy"]["location"].removeprefix("zones/")
+            records = self.preempted.get((zone, asked["machineType"]), [])
+            history = [
+                {"interval": {"endTime": end}, "preemptionRate": share} for end, share in records
+            ]
+            return 200, json.dumps({"preemptionHistory": history})
         if "/regions/" in path:
             quotas = [
                 {"metric": metric, "limit": limit, "usage": usage}

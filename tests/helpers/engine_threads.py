@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from sailor.parallel.comm import build_groups
+from sailor.parallel.groups import build_groups
 from sailor.parallel.layout import Layout
 from sailor.training.settings import TrainSettings
 from sailor.training.trainer import StepOutcome, Trainer

@@ -128,7 +128,7 @@ class _Worker:
         import torch
         import torch.distributed as dist
 
-        from sailor.parallel.comm import build_groups, loopback_groups
+        from sailor.parallel.groups import build_groups, loopback_groups
         from sailor.training.trainer import Trainer
 
         torch.set_num_threads(1)

@@ -29,7 +29,8 @@ from sailor.parallel.layout import Member, WorkerId
 from sailor.plan import Plan
 from sailor.runtime import state as s
 from sailor.runtime.agent import Agent, AgentSettings
-from sailor.runtime.controller import Controller, ControllerSettings, Outcome
+from sailor.runtime.controller import Controller
+from sailor.runtime.controller_settings import ControllerSettings, Outcome
 from sailor.runtime.identity import Identity, create_identity
 from sailor.runtime.messages import RunSettings
 from tests.helpers.builders import a_plan, a_spec

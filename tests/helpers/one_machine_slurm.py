@@ -169,6 +169,9 @@ def _write_files(slurm: Slurm) -> None:
         "bin/curl": _CURL.format(root=root),
         "bin/uv": _UV.format(root=root, uv=_uv(), python=sys.executable),
         "user/.bash_profile": f"export SLURM_CONF={root}/etc/slurm.conf\n"
+        # SkyPilot copies itself into a folder for temporary files that is named by its digest: on a
+        # node, which is a machine of its own, it must not be the one of whoever rents the node.
+        f"export TMPDIR={root}/user/tmp\n"
         f"export PATH={root}/bin:$PATH\n[ -f ~/.bashrc ] && . ~/.bashrc\n",
     }
     for name, text in texts.items():
@@ -182,13 +185,17 @@ def _write_files(slurm: Slurm) -> None:
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(root / "etc" / key)],
             check=True,
         )
+    # The user has been on the login node before.
+    port, host_key = slurm.ports["ssh"], (root / "etc" / "host.pub").read_text()
+    (root / "etc" / "known_hosts").write_text(f"[127.0.0.1]:{port} {host_key}")
     authorized = root / "user" / ".ssh" / "authorized_keys"
     authorized.parent.mkdir()
+    (root / "user" / "tmp").mkdir()
     authorized.write_text((root / "etc" / "client.pub").read_text())
     (root / "munge" / "key").write_bytes(secrets.token_bytes(1024))
     (root / "munge" / "key").chmod(0o400)
-    _give(root / "munge", "munge")
-    _give(root / "user", USER)
+    give(root / "munge", "munge")
+    give(root / "user", USER)
     seed_catalogue(root / "home" / ".sky" / "catalogs" / "v8")
 
 
@@ -297,6 +304,7 @@ def _client_config(slurm: Slurm) -> str:
     User {USER}
     IdentityFile {slurm.root}/etc/client
     IdentitiesOnly yes
+    UserKnownHostsFile {slurm.root}/etc/known_hosts
 """
 
 
@@ -429,7 +437,8 @@ def _left(uid: int, slurm: Slurm) -> list[psutil.Process]:
     return found
 
 
-def _give(path: Path, user: str) -> None:
+def give(path: Path, user: str) -> None:
+    """A folder with all in it becomes that user's."""
     owner = pwd.getpwnam(user)
     for entry in (path, *path.rglob("*")):
         os.chown(entry, owner.pw_uid, owner.pw_gid)

@@ -83,8 +83,10 @@ class PretendSky:
         error = None if known else ClusterDoesNotExist(cluster)
         return self._done("sky.down", None, error=error)
 
-    def status(self, *, refresh: Any) -> str:
-        return self._done("sky.status", [{"name": name} for name in sorted(self.clusters)])
+    def status(self, *, refresh: Any, cluster_names: list[str] | None = None) -> str:
+        handle = SimpleNamespace(internal_ips=lambda: ["10.0.0.7"])
+        names = sorted(self.clusters if cluster_names is None else set(cluster_names))
+        return self._done("sky.status", [{"name": name, "handle": handle} for name in names])
 
     def api_cancel(self, numbers: list[str], *, silent: bool) -> str:
         for number in numbers:

@@ -194,17 +194,28 @@ class Worker:
             self._say(CouldNot(generation=order.generation, reason="does not want to"))
             return
         moved = 0
+        left = set(new.state)
+        if "live" in (source.tier for source in order.sources):
+            named = {name for source in order.sources for name in source.boxes}
+            if old is None or old.step != order.step or not left - named <= old.state.keys():
+                self._say(CouldNot(generation=order.generation, reason="does not hold all of it"))
+                return
+            for name in () if new.kept else left - named:
+                new.state[name][:] = old.state[name]
+            left = named
         for source in order.sources:
-            if new.kept and old is not None and source.tier != "live":
+            if source.tier == "live":
+                continue
+            if new.kept and old is not None:
                 old.step = -1
             try:
-                moved += self._from(source, new, old, step=order.step)
+                moved += self._from(source, new, step=order.step)
             except (CorruptSnapshot, ValueError, OSError) as error:
                 path = source.path if isinstance(error, CorruptSnapshot) else ""
                 self._say(CouldNot(generation=order.generation, reason=str(error), path=path))
                 return
         taken = {name for source in order.sources for name in source.boxes}
-        if taken != new.state.keys():
+        if taken != left:
             self._say(CouldNot(generation=order.generation, reason="boxes without a source"))
             return
         if new.kept and old is not None:
@@ -213,16 +224,9 @@ class Worker:
         self._seat, self._prepared = new, None
         self._say(Took(generation=new.generation, copy_s=0.0, bytes_moved=moved))
 
-    def _from(self, source: LocalSource, new: _Seat, old: _Seat | None, *, step: int) -> int:
+    def _from(self, source: LocalSource, new: _Seat, *, step: int) -> int:
         boxes = {box.name: box for box in new.layout.kept[new.rank]}
         moved = 0
-        if source.tier == "live":
-            if old is None or old.step != step:
-                raise ValueError(f"asked to keep step {step} but holds another")
-            for name in source.boxes:
-                if not new.kept:
-                    new.state[name][:] = old.state[name]
-            return 0
         if source.tier == "init":
             for name in source.boxes:
                 new.state[name][:] = first_state(boxes[name])
@@ -317,7 +321,12 @@ class Worker:
         seat.snapshot_step = seat.step
         self._say(
             Written(
-                generation=seat.generation, step=seat.step, segment=path, stall_s=0.0, skipped=0
+                generation=seat.generation,
+                step=seat.step,
+                segment=path,
+                stall_s=0.0,
+                copy_s=0.0,
+                skipped=0,
             )
         )
 

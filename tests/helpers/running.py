@@ -257,13 +257,15 @@ class Place:
         with self.start(*arguments, **more) as running:
             return running.wait()
 
-    def call(self, *arguments: str, name: str | None = None) -> Ended:
+    def call(
+        self, *arguments: str, name: str | None = None, seconds: float = PATIENCE_S
+    ) -> Ended:  # fmt: skip
         """A command that ends without starting anything: refused, or done already."""
         name = name or f"t{secrets.token_hex(5)}"
         done = subprocess.run(
             self._command(name, *MODEL, *PATIENT, *arguments),
             cwd=self.root, env=self.environment(), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=PATIENCE_S,
+            text=True, timeout=seconds,
         )  # fmt: skip
         folder = self.runs / name
         return Ended(code=done.returncode, out=done.stdout, err=done.stderr, folder=folder)

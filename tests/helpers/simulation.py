@@ -9,8 +9,9 @@ import pytest
 
 from sailor.simulate.costs import FREE, Costs, Pauses
 from sailor.simulate.fleet import Change, Fleet, Lease, NodeEvent
+from sailor.simulate.job import Job, Outcome
 from sailor.simulate.pace import TableSpeeds
-from sailor.simulate.world import Job, Outcome, simulate
+from sailor.simulate.world import simulate
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(

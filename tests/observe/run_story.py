@@ -133,7 +133,7 @@ def demo() -> Story:
     story.transition(4, "node-5 joined", planned=True)
     story.steps(10, 12, generation=3)
     story.say("snapshot", generation=3, step=12, workers=1, bytes=4_000_000, stall_s=0.25,
-              slowest="node-1/0.1")  # fmt: skip
+              copy_s=0.0, slowest="node-1/0.1")  # fmt: skip
     story.say("persisted", generation=3, step=12, bytes=8_000_000, seconds=0.3, path="c/12")
     story.generation(4, "node-1", "node-4", "node-5", step=12, after=0.5)
     story.steps(13, 13, generation=4)

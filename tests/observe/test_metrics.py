@@ -11,6 +11,7 @@ from sailor.observe.metrics import (
     check_samples,
     kept_steps,
     measure,
+    thinned,
     throughput,
 )
 from sailor.observe.summary import summarise
@@ -185,7 +186,7 @@ def test_phases_of_a_step_that_are_not_work_are_not_good_time() -> None:
 def test_a_snapshot_that_holds_up_the_next_step_is_checkpoint_time_of_its_slowest_rank() -> None:
     story = simple().steps(1, 1, generation=1)
     story.say("snapshot", generation=1, step=1, workers=2, bytes=200, stall_s=0.3,
-              slowest="node-1/0.1")  # fmt: skip
+              copy_s=0.0, slowest="node-1/0.1")  # fmt: skip
     story.say("snapshot_copied", generation=1, step=1, workers=1, bytes=100)
     story.steps(2, 2, generation=1, gap=0.5)
     history = replay(story.events)
@@ -194,6 +195,12 @@ def test_a_snapshot_that_holds_up_the_next_step_is_checkpoint_time_of_its_slowes
     snapshots = history.snapshots
     assert (snapshots.count, snapshots.bytes, snapshots.copies) == (2, 200, 1)
     assert snapshots.stall_s == pytest.approx(0.3)
+    story.steps(3, 3, generation=1, phases={"forward": 0.5, "snapshot": 0.2})
+    later = replay(story.events).snapshots
+    assert later.stall_s == pytest.approx(0.5), (
+        "what the next update waited for the copy counts too"
+    )
+    assert later.begun_s == pytest.approx(0.3)
 
 
 def test_cost_runs_from_request_to_proven_release_over_all_starts() -> None:
@@ -333,7 +340,15 @@ def test_every_second_has_exactly_one_name_whatever_happens(
             case "evaluated":
                 story.say("evaluated", step=step, eval_loss=2.0, seconds=seconds * 2)
             case "snapshot":
-                story.say("snapshot", step=step, workers=1, bytes=1, stall_s=seconds, slowest="w")
+                story.say(
+                    "snapshot",
+                    step=step,
+                    workers=1,
+                    bytes=1,
+                    stall_s=seconds,
+                    copy_s=0.0,
+                    slowest="w",
+                )
             case "notice":
                 story.say("notice", node="node-2", seconds=seconds, source="local")
             case "nodes":
@@ -391,7 +406,21 @@ def test_memory_is_held_against_the_bound_of_its_rank() -> None:
 def test_a_step_is_split_into_its_phases_and_what_snapshots_took() -> None:
     story = simple().steps(1, 3, generation=1, phases={"forward": 0.3, "backward": 0.6})
     story.steps(4, 4, generation=1, phases={"forward": 0.7, "backward": 0.6})
-    story.say("snapshot", generation=1, step=4, workers=2, bytes=8, stall_s=0.2, slowest="w")
+    story.say(
+        "snapshot", generation=1, step=4, workers=2, bytes=8, stall_s=0.2, copy_s=0.0, slowest="w"
+    )
     assert measure(replay(story.events)).phases_s == pytest.approx(
         {"forward": 0.4, "backward": 0.6, "snapshot": 0.05}
     )
+
+
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.floats(-1e3, 1e3)), max_size=900))
+def test_thinning_keeps_order_ends_and_extremes(points: list[tuple[float, float]]) -> None:
+    points = sorted(points)
+    thin = thinned(points, most=100)
+    assert len(thin) <= max(100, 104)
+    assert thin == sorted(thin, key=lambda p: p[0])
+    if points:
+        values = [y for _, y in points]
+        assert {thin[0], thin[-1]} == {points[0], points[-1]}
+        assert {min(values), max(values)} <= {y for _, y in thin}

@@ -8,21 +8,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sailor.parallel.comm import (
-    Aborted,
-    LoopbackCommunicator,
-    PeerLost,
-    build_groups,
-    check_runtime,
-    loopback_groups,
-)
+from sailor.parallel.comm import Aborted, LoopbackCommunicator, PeerLost
+from sailor.parallel.groups import MARGIN_S, build_groups, check_runtime, loopback_groups
 from tests.helpers.builders import a_layout, a_plan
+from tests.helpers.network import has_ipv6
 
 TIMEOUT_S = 5.0
 LEAVE_S = 0.5  # a wait looks every 20 ms; the rest is for loaded cores
 
 
-def groups_of_all(layout, *, store=None, generation=1, timeout_s=TIMEOUT_S, ranks=None, **reuse):
+def groups_of_all(
+    layout, *, store=None, generation=1, timeout_s=TIMEOUT_S, ranks=None, host="127.0.0.1", **reuse
+):
     """Every rank's groups, built by as many threads, and each rank's abort event."""
     store = store or dist.HashStore()
     ranks = range(layout.world_size) if ranks is None else ranks
@@ -31,7 +28,7 @@ def groups_of_all(layout, *, store=None, generation=1, timeout_s=TIMEOUT_S, rank
     def build(rank):
         return build_groups(
             layout, rank, generation=generation, store=store, abort=aborts[rank],
-            timeout_s=timeout_s, host="127.0.0.1", reuse=reuse.get(f"rank{rank}"),
+            timeout_s=timeout_s, host=host, reuse=reuse.get(f"rank{rank}"),
         )  # fmt: skip
 
     with ThreadPoolExecutor(len(aborts)) as pool:
@@ -53,6 +50,20 @@ def world(groups):
 
 def test_this_torch_has_the_private_names_that_groups_need():
     check_runtime()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this computer has no IPv6")
+def test_machines_known_by_ipv6_addresses_sum_over_them():
+    groups, _ = groups_of_all(a_layout(a_plan([], [])), host="::1")
+    tensors = [torch.tensor([1.0 + rank]) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for work in pool.map(
+            lambda rank: world(groups[rank]).all_reduce(tensors[rank]), range(2)
+        ):  # fmt: skip
+            work.wait()
+    assert [float(tensor) for tensor in tensors] == [3.0, 3.0]
+    for group in (g for rank in groups for g in rank.values()):
+        group.close()
 
 
 def test_every_rank_of_a_mixed_plan_gets_the_groups_it_is_in():
@@ -131,6 +142,18 @@ def test_a_silent_peer_is_given_up_after_the_time_out():
     groups[1][next(iter(groups[1]))].close()
 
 
+def test_a_group_waits_as_long_as_it_is_allowed_and_never_longer_than_it_was_built_for():
+    groups, _ = groups_of_all(a_layout(a_plan([], [])), timeout_s=5.0)
+    group, other = world(groups[0]), world(groups[1])
+    group.allow(seconds=0.3)
+    began = time.monotonic()
+    with pytest.raises(PeerLost, match="no answer within 0 s"):
+        group.all_reduce(torch.ones(3)).wait()
+    assert time.monotonic() - began < 4.0  # it was built for 5
+    other.allow(seconds=300.0)
+    assert other.timeout_s == 5.0
+
+
 def test_building_with_a_member_that_never_comes_is_given_up_after_the_time_out():
     with pytest.raises(PeerLost, match="generation 1"):
         groups_of_all(a_layout(a_plan([], [])), ranks=[0], timeout_s=0.5)
@@ -144,6 +167,38 @@ def test_building_stops_when_the_generation_is_aborted():
             a_layout(a_plan([], [])), 0, generation=1, store=dist.HashStore(), abort=abort,
             timeout_s=1.0, host="127.0.0.1",
         )  # fmt: skip
+
+
+class _Gone(dist.Store):
+    """The store of a member that says where it is to be found, and is not there then."""
+
+    def __init__(self, real: dist.Store) -> None:
+        super().__init__()
+        self._real = real
+
+    def set(self, key, value):
+        self._real.set(key, value)
+
+    def wait(self, keys, timeout=None):
+        raise dist.DistStoreError("gone")
+
+
+def test_building_with_a_member_that_went_away_half_way_stops_at_an_abort_and_in_time():
+    layout, store, abort = a_layout(a_plan([], [])), dist.HashStore(), threading.Event()
+    with pytest.raises(PeerLost, match="gone"):
+        groups_of_all(layout, store=_Gone(store), ranks=[1])
+    timer = threading.Timer(0.3, abort.set)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(Aborted):
+        build_groups(
+            layout, 0, generation=1, store=store, abort=abort, timeout_s=60.0, host="127.0.0.1"
+        )
+    assert time.monotonic() - began < 0.3 + LEAVE_S
+    began = time.monotonic()
+    with pytest.raises(PeerLost, match="generation 1"):
+        groups_of_all(layout, store=store, ranks=[0], timeout_s=0.5)
+    assert time.monotonic() - began < 0.5 + MARGIN_S + LEAVE_S
 
 
 def test_a_group_of_unchanged_members_is_taken_over_by_the_next_generation(pair):

@@ -6,7 +6,8 @@ import threading
 import pytest
 import torch
 
-from sailor.parallel.comm import Aborted, LoopbackCommunicator, loopback_groups
+from sailor.parallel.comm import Aborted, LoopbackCommunicator
+from sailor.parallel.groups import loopback_groups
 from sailor.parallel.roles import role_of, roles
 from sailor.parallel.sandbox import (
     HEAD,

@@ -12,6 +12,7 @@ from sailor.cluster.network import Tariff
 from sailor.plan import Plan, Replica
 from sailor.planner.estimate import estimate
 from sailor.planner.price import Rental
+from sailor.planner.stage import Seat, boundary_links
 from sailor.planner.timing import PipelineSeconds, Ring, ring_seconds, sharing
 from sailor.profile.analytic import AnalyticProfile
 from sailor.profile.profile import Mark, Numerics, Part
@@ -81,6 +82,29 @@ def test_rings_share_the_card_unless_their_owners_share_the_machine():
     assert sharing(gpus_per_machine=8, gpus_per_replica=2) == 2.0
     assert sharing(gpus_per_machine=8, gpus_per_replica=8) == 8.0
     assert sharing(gpus_per_machine=8, gpus_per_replica=16) == 8.0
+
+
+def test_replicas_of_a_machine_share_its_card_from_pool_to_pool_and_not_inside_one():
+    """Eight GPUs a machine: as many replicas send at once as fit it; inside a pool a replica ends
+    where the next begins, and one alone sends on to the next machine."""
+    kind = a_machine("big", gpus=8)
+    network = a_network(a_pool(an_offer(kind, zone="a"), an_offer(kind, zone="b", region="far")))
+
+    def rates(*seats: tuple[str, int]) -> list[float]:
+        links = boundary_links(
+            [Seat(zone=zone, machine_type="big", tensor_parallel=tp) for zone, tp in seats], network
+        )
+        return [link.bytes_per_second for link in links]
+
+    inside = network.inside("big").bytes_per_second
+    near = network.between("a", "big", "a", "big").bytes_per_second
+    far = network.between("a", "big", "b", "big").bytes_per_second
+    assert rates(("a", 1), ("b", 1)) == [far / 8]
+    assert rates(("a", 4), ("b", 4)) == [far / 2]
+    assert rates(("a", 8), ("b", 8)) == [far]
+    assert rates(("a", 8), ("b", 1)) == [far / 8]
+    assert rates(("a", 4), ("a", 4), ("b", 8)) == [inside, far]
+    assert rates(("a", 8), ("a", 8)) == [near]
 
 
 def test_equal_replicas_share_one_set_of_stage_estimates():

@@ -7,14 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provision.spot_model import ZoneModel, draw
-from sailor.planner.hazard import (
-    NEVER,
-    PRIOR,
-    Evidence,
-    believe,
-    from_price,
-    observe,
-)
+from sailor.planner.evidence import Evidence, Stay, lived, observe
+from sailor.planner.hazard import NEVER, PRIOR, believe, from_history, from_price
 from tests.helpers.simulation import Change_ as Change
 
 PLACE = ("a", "m")
@@ -109,3 +103,31 @@ def test_evidence_that_cannot_be_is_refused(wrong):
 def test_prices_that_are_none_move_nothing(prices):
     with pytest.raises(ValueError, match="price"):
         from_price(PRIOR, **prices)
+
+
+def test_machines_of_ones_own_tell_as_a_trace_does_and_what_is_given_back_is_no_loss():
+    """Three for two hours: one is taken, one given back, one stays. An hour later one comes."""
+    hour = 3600.0
+    stays = [
+        Stay(place=PLACE, since=0.0, until=2 * hour, taken=True),
+        Stay(place=PLACE, since=0.0, until=2 * hour),
+        Stay(place=PLACE, since=0.0),
+        Stay(place=PLACE, since=3 * hour),
+    ]
+    evidence = lived(stays, seconds=5 * hour)[PLACE]
+    assert (evidence.events, evidence.lost, evidence.outages) == (1, 1, 0)
+    assert evidence.machine_hours == pytest.approx(2 + 2 + 5 + 2)
+    assert (evidence.returns, evidence.return_hours) == (1, pytest.approx(1.0))
+
+
+def test_a_clouds_history_moves_the_prior_by_the_odds_of_a_stop_being_a_preemption():
+    """60 % of stops where 40 % are usual: odds of 1.5 over 2/3."""
+    moved = from_history(PRIOR, preempted=0.6, usual=0.4)
+    assert moved.events_per_machine_hour == pytest.approx(2.25 * PRIOR.events_per_machine_hour)
+    assert moved.shape == PRIOR.shape  # it stays worth as few observations
+    assert "60% of stops" in moved.describe()
+    for share, factor in ((1.0, 4.0), (0.0, 0.25), (0.4, 1.0)):
+        there = from_history(PRIOR, preempted=share, usual=0.4).events_per_machine_hour
+        assert there == pytest.approx(factor * PRIOR.events_per_machine_hour)
+    with pytest.raises(ValueError, match="not between 0 and 1"):
+        from_history(PRIOR, preempted=1.2, usual=0.4)

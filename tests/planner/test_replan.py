@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -39,6 +40,15 @@ def test_losing_one_of_four_changes_depth_and_width():
     four, _ = again(4)
     three, _ = again(3)
     assert (four.describe(), three.describe()) == ("pp2 x dp2 x tp1", "pp3 x dp1 x tp1")
+
+
+def test_a_depth_that_was_asked_for_is_kept_while_the_members_allow_it():
+    deep = replace(ROOM, num_stages=4)
+    assert [again(nodes, space=deep)[0].describe() for nodes in (8, 4, 3, 2)] == [
+        "pp4 x dp2 x tp1", "pp4 x dp1 x tp1", "pp3 x dp1 x tp1", "pp2 x dp1 x tp1",
+    ]  # fmt: skip
+    with pytest.raises(NoFeasiblePlan, match="does not fit"):
+        again(1, space=deep)
 
 
 def test_too_few_members_is_an_answer_with_a_reason():

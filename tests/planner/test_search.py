@@ -287,6 +287,38 @@ def test_the_layout_asked_for_is_kept():
     assert len(result.best.plan.replicas) == 2
 
 
+@pytest.mark.parametrize(
+    ("depth", "width", "each"),
+    [(4, None, 2), (3, 1, 2), (None, 3, 2), (2, 3, 3), (4, 20, 40), (3, None, 40), (None, 21, 40)],
+)
+def test_the_layout_asked_for_is_kept_over_machines_of_two_zones(depth, width, each):
+    """A pipeline that no zone can hold alone, or as many replicas as both hold together; with few
+    machines, of which all fleets are looked at, and with more."""
+    kinds = [a_machine(name, gpu=a_gpu(name=name, memory_mib=8.0)) for name in ("one", "two")]
+    pool = a_pool(
+        *(
+            an_offer(kind, zone=zone, count=each)
+            for kind, zone in zip(kinds, "ab", strict=True)
+        )
+    )  # fmt: skip
+    space = Space(num_stages=depth, num_replicas=width)
+    result = ask(pool, spec=a_spec(num_layers=6), job=a_job(batch=256), space=space)
+    for candidate in result.candidates:
+        assert depth is None or {r.num_stages for r in candidate.plan.replicas} == {depth}
+        assert width is None or len(candidate.plan.replicas) == width
+    needed = (depth or 1) * (width or 1)
+    if needed > each:
+        assert len({stage.zone for _, _, stage in result.best.plan.stages()}) == 2
+
+
+def test_replicas_that_are_too_many_for_the_machines_are_refused_with_what_each_needs():
+    with pytest.raises(NoFeasiblePlan) as refused:
+        ask(a_local_pool(machines=4, memory_mib=0.2), space=Space(num_replicas=3))
+    assert "pp1" in (refused.value.why or "")
+    assert refused.value.where == "planner.data_parallel=3"
+    assert "planner.data_parallel=null" in (refused.value.fix or "")
+
+
 def test_counts_grow_ever_wider_apart_and_end_with_the_most():
     assert machine_counts(5) == (1, 2, 3, 4, 5)
     assert machine_counts(20) == (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provision.budget import Budget, Standing, reason_to_stop
+from provision.budget import Budget, Standing, Wait, reason_to_stop
 from sailor.observe.events import Event
 from tests.observe.run_story import demo
 
@@ -54,6 +54,31 @@ def test_the_cap_is_never_exceeded_by_more_than_a_step():
         assert spent + said <= 3.0 + look
         late_step = rate * standing.slowest_step_s / HOUR
         assert spent + said + late_step <= 3.0 + look + late_step
+
+
+def test_a_controllers_machine_that_waits_for_its_results_to_be_fetched_stays_within_the_cap():
+    """It costs $0.36 an hour; wished are 24 h, and 15 min pass until an idle one is ended."""
+    wait = Wait(price_per_hour=0.36, wish_s=24 * HOUR, idle_s=900.0)
+    assert wait.dollars_kept(1000.0) == pytest.approx(0.36 * 24.25), "the whole wait"
+    assert wait.dollars_kept(20.0) == pytest.approx(1.0), "a small share of a small budget"
+    assert wait.dollars_kept(0.5) == pytest.approx(0.36 * 1500 / HOUR), "ten minutes, whatever"
+    assert wait.seconds_paid(1000.0) == 24 * HOUR
+    assert wait.seconds_paid(0.0) == 60.0
+    budget, standing = Budget(total_dollars=20.0), a_standing()
+    spent, kept = 0.0, wait.dollars_kept(20.0)
+    while not reason_to_stop(
+        budget, standing, spent=spent, dollars_per_hour=40.36, now=0.0, release_s=30.0, kept=kept
+    ):
+        spent += 40.36 / HOUR
+    spent += 40.36 * standing.closing_s(release_s=30.0) / HOUR
+    stays_s = wait.seconds_paid(20.0 - spent)
+    assert stays_s > 2 * HOUR
+    assert spent + 0.36 * (stays_s + 900.0) / HOUR <= 20.0 + 1e-6
+
+
+def test_a_free_one_waits_as_long_as_wished():
+    wait = Wait(price_per_hour=0.0, wish_s=HOUR, idle_s=900.0)
+    assert (wait.dollars_kept(10.0), wait.seconds_paid(-5.0)) == (0.0, HOUR)
 
 
 def test_the_deadline_leaves_time_to_save():

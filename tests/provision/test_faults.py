@@ -8,13 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from provision.faults import FaultInjector
 from provision.full_disk import MOST_BYTES, FullDisk
+from sailor.checkpoint.segment import CorruptSnapshot, Manifest, Segment, file_bytes, place
 from sailor.clock import HandClock
 from sailor.faults import FaultKind, read_script
 from sailor.observe.events import Event, EventLog, read_events
+from sailor.parallel.layout import WorkerId
 
 WAIT_S = 10.0
 
@@ -288,18 +291,45 @@ def test_a_slowed_node_is_never_left_stopped(tmp_path: Path) -> None:
     assert {pid for pid, _ in scene.sent} == {101, 102}
 
 
-def test_corrupting_a_snapshot_changes_every_file_of_that_node_only(tmp_path: Path) -> None:
+def a_segment(path: Path, *, sealed: bool) -> Segment:
+    """A snapshot of one box of zeros, as an agent and a worker make it."""
+    writer = WorkerId(node=path.parent.name, slot=0, incarnation=1)
+    manifest = Manifest(writer=writer, boxes=place([("weight", (1000,))]))
+    path.write_bytes(bytes(file_bytes(manifest)))
+    segment = Segment.write_header(path, manifest=manifest)
+    segment.begin(generation=1, step=1)
+    segment.finish()
+    if sealed:
+        segment.seal()
+    return segment
+
+
+def spoilt(segment: Segment) -> bool:
+    """Whether it is not what was sealed."""
+    try:
+        segment.check_seal()
+        segment.check("weight")
+    except CorruptSnapshot:
+        return True
+    return False
+
+
+def test_corrupting_spoils_every_snapshot_that_node_holds_and_no_other(tmp_path: Path) -> None:
     for node in ("node-1", "node-2"):
         (tmp_path / node).mkdir()
-        (tmp_path / node / "segment").write_bytes(bytes(1000))
         (tmp_path / node / "owner").write_text("4242 17")
+    held = [a_segment(tmp_path / "node-1" / name, sealed=True) for name in ("a", "b")]
+    being_written = a_segment(tmp_path / "node-1" / "c", sealed=False)
+    elsewhere = a_segment(tmp_path / "node-2" / "a", sealed=True)
     scene = Scene(tmp_path, {"kind": "corrupt_snapshot", "target": "node-1", "at": 1})
     play(scene, lambda: scene.step(1))
-    data = (tmp_path / "node-1" / "segment").read_bytes()
-    assert len(data) == 1000
-    assert data.count(0xFF) == 64
+    for segment in held:
+        assert spoilt(segment)
+    being_written.seal()
+    for segment in (being_written, elsewhere):
+        assert not spoilt(segment)
+        assert not any(map(np.any, segment.arrays("weight")))
     assert (tmp_path / "node-1" / "owner").read_text() == "4242 17"
-    assert (tmp_path / "node-2" / "segment").read_bytes() == bytes(1000)
 
 
 def test_a_target_that_vanished_a_moment_ago_is_no_crash(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from provision import gcp
@@ -104,3 +106,25 @@ def test_with_nothing_answered_nothing_is_claimed():
     assert [lack.what for lack in facts.lacks] == [
         "machines on offer in us-central1", "quotas in us-central1",
     ]  # fmt: skip
+
+
+def test_the_history_of_preemptions_is_learnt_of_the_last_days_and_of_machines_that_have_one():
+    """Shares of recent intervals are averaged; what ended a month ago says nothing of tomorrow."""
+    today = datetime.now(UTC)
+    ends = [(today - timedelta(days=days)).isoformat() for days in (1, 8, 40)]
+    place = ("us-central1-a", "a2-highgpu-1g")
+    api = an_api(preempted={place: list(zip(ends, (0.5, 0.7, 0.0), strict=True))})
+    facts = ask(api)
+    assert facts.preempted == {place: pytest.approx(0.6)}
+    assert facts.lacks == ()
+    asked = [path for path in api.asked if path.endswith("capacityHistory")]
+    assert len(asked) == 2  # two types with a zone each; attached GPUs have no history of their own
+
+
+def test_an_account_without_the_history_is_asked_for_it_once():
+    api = an_api(trouble={"capacityHistory": refusal(403, "forbidden", "not on the list")})
+    facts = ask(api)
+    assert facts.preempted == {}
+    assert [lack.what for lack in facts.lacks] == ["history of preemptions in us-central1"]
+    assert sum(path.endswith("capacityHistory") for path in api.asked) == 1
+    assert facts.obtainable  # and the rest is learnt all the same

@@ -246,6 +246,7 @@ asyncio.run(main())
 
 
 def test_a_start_that_was_never_confirmed_is_found_by_its_mark(tmp_path: Path) -> None:
+    """So is its snapshot memory, whose name ends with the pid that nobody wrote down."""
     mark = "otter/node-1/feed"
     MachineRecord(tmp_path / RECORD).wish(Machine(node="node-1", mark=mark))
     orphan = subprocess.Popen(
@@ -253,10 +254,15 @@ def test_a_start_that_was_never_confirmed_is_found_by_its_mark(tmp_path: Path) -
         env={**os.environ, MARK: mark},
         start_new_session=True,
     )
+    memory, *others = (tmp_path / f"sailor-otter-node-1{end}" for end in ("-42", "2-42", "-1-42"))
+    for folder in (memory, *others):
+        folder.mkdir()
     try:
-        (released,) = asyncio.run(end_leftovers(tmp_path, run="otter"))
+        (released,) = asyncio.run(end_leftovers(tmp_path, run="otter", memory_root=tmp_path))
         assert released.released
         assert orphan.wait(timeout=WAIT_S) == -signal.SIGKILL
+        assert not memory.exists()
+        assert all(folder.exists() for folder in others), "those of node-12, and of otter-node-1"
     finally:
         orphan.kill()
         orphan.wait()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from provision.outlook import BackOff, Outlook, Place
+from provision.outlook import BackOff, Outlook, Place, foreseen
 from provision.recruit import (
     Crew,
     GiveBack,
@@ -208,6 +208,14 @@ def test_an_exchange_that_is_refused_changes_nothing() -> None:
     crew = no(crew, acts[0].request.node, now=HOUR + 60.0)
     assert decide(crew, now=HOUR + 60.0, gain=all_alike)[1] == ()
     assert crew.count(Seat.member) == 1
+
+
+def test_a_place_is_worth_what_is_believed_of_it_beforehand() -> None:
+    calm = foreseen(losses=1.0, machine_hours=40.0)
+    assert calm.likelihood() > Outlook().likelihood() > foreseen(losses=8.0).likelihood()
+    stays = foreseen(losses=0.0, machine_hours=1.0)
+    assert stays.likelihood() == 0.5  # of which nothing but the order is in doubt
+    assert foreseen(obtainable=1.0).likelihood() > foreseen(obtainable=0.25).likelihood()
 
 
 def test_likelihood_is_a_share_and_follows_what_happened() -> None:

@@ -178,7 +178,8 @@ async def _weather(cluster: MiniCluster, *, events: int) -> Storm:
         storm.look()
         cluster.controller.ask_stop(s.End.interrupted, "enough")
         await asyncio.sleep(cluster.chance.uniform(0.0, 0.02))
-        storm.cut_link(cluster.chance.choice(storm.nodes))
+        if storm.nodes:  # else it is over already
+            storm.cut_link(cluster.chance.choice(storm.nodes))
         outcome = await asyncio.wait_for(run, SETTLE_S)
         assert outcome.end is s.End.interrupted, outcome
         assert all(proof.released for proof in outcome.released)

@@ -19,7 +19,7 @@ from sailor.checkpoint.store import complete, newest, verify
 from sailor.parallel.layout import Layout
 from sailor.runtime import messages as m
 from tests.helpers.builders import a_plan
-from tests.helpers.cluster import Cluster, a_cluster, kept_live
+from tests.helpers.cluster import KEPT_LIVE, Cluster, a_cluster
 from tests.helpers.delay import a_slow_line
 
 pytestmark = pytest.mark.slow
@@ -152,9 +152,7 @@ async def test_a_planned_change_builds_only_groups_whose_members_change(
         await cluster.tell(second, m.Drop(generation=2))  # dropping must not hurt what was lent
         await cluster.prepare(3, second)
         step = at_step(await cluster.halt(nodes, 1, boundary=True))
-        await cluster.switch(
-            3, second, step=step, sources=lambda rank, _: (kept_live(second, rank),)
-        )
+        await cluster.switch(3, second, step=step, sources=lambda *_: (KEPT_LIVE,))
         await cluster.tell(second, m.Go(generation=3, step=step))
         for node in nodes:
             await cluster.heard(node, m.Finished)
@@ -177,7 +175,7 @@ async def test_many_generations_leave_nothing_behind(tmp_path: Path) -> None:
             step = at_step(await cluster.halt(["n0"], generation - 1, boundary=True))
             await cluster.switch(
                 generation, layout, step=step,
-                sources=lambda rank, _, to=layout: (kept_live(to, rank),),
+                sources=lambda *_: (KEPT_LIVE,),
             )  # fmt: skip
             await cluster.tell(layout, m.Go(generation=generation, step=step))
             await cluster.stepped("n0", step + 3, generation=generation)

@@ -284,3 +284,23 @@ async def test_what_is_read_is_forgotten_only_afterwards(tmp_path: Path) -> None
         assert bench.steps == [(1, 1)]
         assert segment.snapshot == newest  # still there for whoever reads it
     assert bench.steps == [(1, 1)]
+
+
+@story
+async def test_whoever_stood_by_moves_in_with_the_memory_it_had_laid_out(tmp_path: Path) -> None:
+    bench, worker = Bench(tmp_path), a_worker()
+    laid_out = await bench.keeper.allocate(worker, 0, BOXES)
+    used = bench.arena.used_bytes
+    assert bench.keeper.move_in(worker, 0, 4, BOXES)
+    bench.keeper.open_seat(worker, 4)
+    assert bench.arena.used_bytes == used
+    assert bench.take_grant(worker, 4) in laid_out
+
+
+@story
+async def test_memory_laid_out_for_another_seat_makes_room(tmp_path: Path) -> None:
+    bench, worker = Bench(tmp_path), a_worker()
+    await bench.keeper.allocate(worker, 0, BOXES)
+    assert not bench.keeper.move_in(worker, 0, 4, BOXES[1:])
+    assert bench.arena.used_bytes == 0
+    assert not bench.keeper.move_in(worker, 0, 4, BOXES)  # nor was there any for this one

@@ -4,94 +4,55 @@ from dataclasses import replace
 
 import pytest
 
+from sailor.runtime import commands as c
+from sailor.runtime import happenings as h
 from sailor.runtime import state as s
 from sailor.runtime.lifecycle import advance
-from tests.helpers.builders import a_layout, a_member, a_plan
-
-LIMITS = s.Limits(initial_nodes=2)
-
-
-def drive(run, *events):
-    """Advance through events; the last outcome's commands."""
-    commands = []
-    for event in events:
-        run, commands = advance(run, event)
-    return run, commands
-
-
-def of_kind(commands, kind):
-    return [command for command in commands if isinstance(command, kind)]
-
-
-def a_run(**changes):
-    return replace(s.Run(limits=LIMITS, total_steps=100), **changes)
-
-
-def layout_on(*nodes):
-    members = [a_member(node) for node in nodes]
-    layout = a_layout(a_plan(*([[]] * len(nodes))))
-    return replace(layout, workers=tuple(m.workers[0] for m in members))
-
-
-def a_training_run(*nodes, at=10.0):
-    """Generation 1 training on the nodes, having applied step 5."""
-    run = a_run(limits=replace(LIMITS, initial_nodes=len(nodes)))
-    for node in nodes:
-        run, _ = advance(run, s.Joined(at=1, member=a_member(node), slots=1))
-    layout = layout_on(*nodes)
-    run, _ = advance(run, s.Planned(at=2, generation=1, layout=layout))
-    for node in nodes:
-        run, _ = advance(run, s.NodePrepared(at=3, generation=1, node=node))
-    run, _ = advance(run, s.Restorable(at=4, generation=1, step=0, redone=0, source="init"))
-    for node in nodes:
-        run, _ = advance(run, s.NodeSwitched(at=5, generation=1, node=node, copy_s=0.1))
-    run, _ = advance(run, s.StepApplied(at=6, generation=1, step=1))
-    run, _ = advance(run, s.StepApplied(at=at, generation=1, step=5))
-    assert run.phase is s.Phase.training
-    return run
+from tests.helpers.builders import a_member
+from tests.helpers.life import LIMITS, a_run, a_training_run, drive, layout_on, of_kind
 
 
 def test_the_first_plan_is_asked_for_when_enough_nodes_are_there():
-    run, commands = drive(a_run(), s.Joined(at=1, member=a_member("n0"), slots=1))
+    run, commands = drive(a_run(), h.Joined(at=1, member=a_member("n0"), slots=1))
     assert run.phase is s.Phase.assembling
     assert commands == []
-    run, commands = drive(run, s.Joined(at=2, member=a_member("n1"), slots=1))
-    (replan,) = of_kind(commands, s.Replan)
+    run, commands = drive(run, h.Joined(at=2, member=a_member("n1"), slots=1))
+    (replan,) = of_kind(commands, c.Replan)
     assert [member.node for member in replan.members] == ["n0", "n1"]
 
 
 def test_a_run_that_waited_long_enough_starts_with_what_it_has():
-    run, _ = drive(a_run(), s.Joined(at=1, member=a_member("n0"), slots=1))
-    run, commands = drive(run, s.Tick(at=LIMITS.assemble_s + 1))
-    assert of_kind(commands, s.Replan)
+    run, _ = drive(a_run(), h.Joined(at=1, member=a_member("n0"), slots=1))
+    run, commands = drive(run, h.Tick(at=LIMITS.assemble_s + 1))
+    assert of_kind(commands, c.Replan)
 
 
 def test_no_node_at_all_ends_the_run_as_interrupted():
-    _, commands = drive(a_run(), s.Tick(at=LIMITS.assemble_s + 1))
-    (finish,) = of_kind(commands, s.Finish)
+    _, commands = drive(a_run(), h.Tick(at=LIMITS.assemble_s + 1))
+    (finish,) = of_kind(commands, c.Finish)
     assert finish.end is s.End.interrupted
 
 
 def test_a_node_that_dies_before_the_first_plan_is_not_waited_for():
-    run, _ = drive(a_run(), s.Joined(at=1, member=a_member("n0"), slots=1))
-    run, commands = drive(run, s.Lost(at=2, node="n1", cause="its agent ended"))
-    (replan,) = of_kind(commands, s.Replan)
+    run, _ = drive(a_run(), h.Joined(at=1, member=a_member("n0"), slots=1))
+    run, commands = drive(run, h.Lost(at=2, node="n1", cause="its agent ended"))
+    (replan,) = of_kind(commands, c.Replan)
     assert [member.node for member in replan.members] == ["n0"]
 
 
 def test_a_run_none_of_whose_nodes_starts_fails_at_once_and_says_why():
-    run, commands = drive(a_run(), s.Lost(at=1, node="n0", cause="no such program"))
+    run, commands = drive(a_run(), h.Lost(at=1, node="n0", cause="no such program"))
     assert commands == []
-    run, commands = drive(run, s.Lost(at=2, node="n1", cause="no such program"))
-    (finish,) = of_kind(commands, s.Finish)
+    run, commands = drive(run, h.Lost(at=2, node="n1", cause="no such program"))
+    (finish,) = of_kind(commands, c.Finish)
     assert finish.end is s.End.failed
     assert "n1: no such program" in finish.why
 
 
 def test_a_lost_node_halts_the_survivors_at_once():
     run = a_training_run("n0", "n1", "n2")
-    run, commands = drive(run, s.Lost(at=11, node="n1", cause="killed", silent_s=0.2))
-    (halt,) = of_kind(commands, s.SendHalt)
+    run, commands = drive(run, h.Lost(at=11, node="n1", cause="killed", silent_s=0.2))
+    (halt,) = of_kind(commands, c.SendHalt)
     assert halt.nodes == ("n0", "n2")
     assert not halt.boundary
     assert halt.generation == 1
@@ -100,35 +61,35 @@ def test_a_lost_node_halts_the_survivors_at_once():
 
 def test_a_loss_goes_through_halt_plan_prepare_restore_switch():
     run = a_training_run("n0", "n1", "n2")
-    run, _ = drive(run, s.Lost(at=11, node="n1", cause="killed", silent_s=0.5))
+    run, _ = drive(run, h.Lost(at=11, node="n1", cause="killed", silent_s=0.5))
     run, commands = drive(
         run,
-        s.NodeHalted(at=11.1, generation=1, node="n0"),
-        s.NodeHalted(at=11.2, generation=1, node="n2"),
+        h.NodeHalted(at=11.1, generation=1, node="n0"),
+        h.NodeHalted(at=11.2, generation=1, node="n2"),
     )
-    (replan,) = of_kind(commands, s.Replan)
+    (replan,) = of_kind(commands, c.Replan)
     assert replan.generation == 2
-    run, commands = drive(run, s.Planned(at=11.3, generation=2, layout=layout_on("n0", "n2")))
-    assert of_kind(commands, s.SendPrepare)
+    run, commands = drive(run, h.Planned(at=11.3, generation=2, layout=layout_on("n0", "n2")))
+    assert of_kind(commands, c.SendPrepare)
     run, commands = drive(
         run,
-        s.NodePrepared(at=11.5, generation=2, node="n0"),
-        s.NodePrepared(at=11.6, generation=2, node="n2"),
+        h.NodePrepared(at=11.5, generation=2, node="n0"),
+        h.NodePrepared(at=11.6, generation=2, node="n2"),
     )
-    (choose,) = of_kind(commands, s.ChooseSources)
+    (choose,) = of_kind(commands, c.ChooseSources)
     assert choose.live
-    run, commands = drive(run, s.Restorable(at=11.7, generation=2, step=4, redone=1, source="peer"))
-    (switch,) = of_kind(commands, s.SendSwitch)
+    run, commands = drive(run, h.Restorable(at=11.7, generation=2, step=4, redone=1, source="peer"))
+    (switch,) = of_kind(commands, c.SendSwitch)
     assert switch.step == 4
     run, commands = drive(
         run,
-        s.NodeSwitched(at=12.0, generation=2, node="n0", copy_s=0.1),
-        s.NodeSwitched(at=12.1, generation=2, node="n2", copy_s=0.3),
+        h.NodeSwitched(at=12.0, generation=2, node="n0", copy_s=0.1),
+        h.NodeSwitched(at=12.1, generation=2, node="n2", copy_s=0.3),
     )
-    (go,) = of_kind(commands, s.SendGo)
+    (go,) = of_kind(commands, c.SendGo)
     assert go.step == 4
-    run, commands = drive(run, s.StepApplied(at=12.4, generation=2, step=5))
-    (record,) = of_kind(commands, s.Record)
+    run, commands = drive(run, h.StepApplied(at=12.4, generation=2, step=5))
+    (record,) = of_kind(commands, c.Record)
     pause = record.fields
     parts = ("detect_s", "decide_s", "prepare_s", "copy_s", "switch_s", "first_step_s")
     assert pause["total_s"] == pytest.approx(sum(pause[part] for part in parts))
@@ -141,14 +102,14 @@ def test_a_loss_goes_through_halt_plan_prepare_restore_switch():
 
 def test_answers_of_an_earlier_generation_change_nothing():
     run = a_training_run("n0", "n1")
-    run, _ = drive(run, s.Lost(at=11, node="n1", cause="killed"))
+    run, _ = drive(run, h.Lost(at=11, node="n1", cause="killed"))
     before = run
     for stale in (
-        s.Planned(at=12, generation=1, layout=layout_on("n0")),
-        s.NodePrepared(at=12, generation=1, node="n0"),
-        s.NodeSwitched(at=12, generation=1, node="n0", copy_s=0),
-        s.Restorable(at=12, generation=1, step=3, redone=0, source="live"),
-        s.NodeFailed(at=12, generation=1, node="n0", reason="late"),
+        h.Planned(at=12, generation=1, layout=layout_on("n0")),
+        h.NodePrepared(at=12, generation=1, node="n0"),
+        h.NodeSwitched(at=12, generation=1, node="n0", copy_s=0),
+        h.Restorable(at=12, generation=1, step=3, redone=0, source="live"),
+        h.NodeFailed(at=12, generation=1, node="n0", reason="late"),
     ):
         run, commands = advance(before, stale)
         assert run == before
@@ -157,21 +118,21 @@ def test_answers_of_an_earlier_generation_change_nothing():
 
 def test_a_joiner_is_prepared_while_training_goes_on():
     run = a_training_run("n0", "n1")
-    run, commands = drive(run, s.Joined(at=11, member=a_member("n2"), slots=1))
-    assert of_kind(commands, s.Replan)
-    assert not of_kind(commands, s.SendHalt)
+    run, commands = drive(run, h.Joined(at=11, member=a_member("n2"), slots=1))
+    assert of_kind(commands, c.Replan)
+    assert not of_kind(commands, c.SendHalt)
     assert run.training
-    run, commands = drive(run, s.Planned(at=12, generation=2, layout=layout_on("n0", "n1", "n2")))
-    assert of_kind(commands, s.SendPrepare)
+    run, commands = drive(run, h.Planned(at=12, generation=2, layout=layout_on("n0", "n1", "n2")))
+    assert of_kind(commands, c.SendPrepare)
     assert run.training
     run, commands = drive(
-        run, *(s.NodePrepared(at=13, generation=2, node=n) for n in ("n0", "n1", "n2"))
+        run, *(h.NodePrepared(at=13, generation=2, node=n) for n in ("n0", "n1", "n2"))
     )
-    (halt,) = of_kind(commands, s.SendHalt)
+    (halt,) = of_kind(commands, c.SendHalt)
     assert halt.boundary
     assert halt.nodes == ("n0", "n1")
-    run, commands = drive(run, *(s.NodeHalted(at=14, generation=1, node=n) for n in ("n0", "n1")))
-    assert of_kind(commands, s.ChooseSources)
+    run, commands = drive(run, *(h.NodeHalted(at=14, generation=1, node=n) for n in ("n0", "n1")))
+    assert of_kind(commands, c.ChooseSources)
     assert run.pause.planned
     assert run.pause.hidden_s == pytest.approx(2.0)
 
@@ -180,39 +141,39 @@ def test_a_joiner_that_dies_while_preparing_disturbs_nobody():
     run = a_training_run("n0", "n1")
     run, _ = drive(
         run,
-        s.Joined(at=11, member=a_member("n2"), slots=1),
-        s.Planned(at=12, generation=2, layout=layout_on("n0", "n1", "n2")),
+        h.Joined(at=11, member=a_member("n2"), slots=1),
+        h.Planned(at=12, generation=2, layout=layout_on("n0", "n1", "n2")),
     )
-    run, commands = drive(run, s.Lost(at=12.5, node="n2", cause="killed"))
-    assert of_kind(commands, s.SendDrop)
-    assert not of_kind(commands, s.SendHalt)
+    run, commands = drive(run, h.Lost(at=12.5, node="n2", cause="killed"))
+    assert of_kind(commands, c.SendDrop)
+    assert not of_kind(commands, c.SendHalt)
     assert run.training
     assert run.pause is None
 
 
 def test_a_plan_equal_to_the_present_layout_is_dropped():
     run = a_training_run("n0", "n1")
-    run, _ = drive(run, s.Joined(at=11, member=a_member("n2"), slots=1))
-    run, commands = drive(run, s.Planned(at=12, generation=2, layout=layout_on("n0", "n1")))
+    run, _ = drive(run, h.Joined(at=11, member=a_member("n2"), slots=1))
+    run, commands = drive(run, h.Planned(at=12, generation=2, layout=layout_on("n0", "n1")))
     assert run.phase is s.Phase.training
-    assert of_kind(commands, s.SendDrop)
+    assert of_kind(commands, c.SendDrop)
 
 
 def test_a_loss_during_a_transition_starts_one_generation_higher():
     run = a_training_run("n0", "n1", "n2")
     run, _ = drive(
         run,
-        s.Lost(at=11, node="n2", cause="killed", silent_s=0.5),
-        s.NodeHalted(at=12, generation=1, node="n0"),
-        s.NodeHalted(at=12, generation=1, node="n1"),
-        s.Planned(at=12, generation=2, layout=layout_on("n0", "n1")),
+        h.Lost(at=11, node="n2", cause="killed", silent_s=0.5),
+        h.NodeHalted(at=12, generation=1, node="n0"),
+        h.NodeHalted(at=12, generation=1, node="n1"),
+        h.Planned(at=12, generation=2, layout=layout_on("n0", "n1")),
     )
-    run, commands = drive(run, s.Lost(at=13, node="n1", cause="killed"))
+    run, commands = drive(run, h.Lost(at=13, node="n1", cause="killed"))
     assert run.generation == 3
     assert run.pause.began_at == pytest.approx(10.5)
-    (halt,) = of_kind(commands, s.SendHalt)
+    (halt,) = of_kind(commands, c.SendHalt)
     assert halt.nodes == ("n0",)
-    (drop,) = of_kind(commands, s.SendDrop)
+    (drop,) = of_kind(commands, c.SendDrop)
     assert drop.generation == 2
 
 
@@ -220,63 +181,63 @@ def test_after_a_switch_was_sent_workers_no_longer_count_as_live():
     run = a_training_run("n0", "n1", "n2")
     run, _ = drive(
         run,
-        s.Lost(at=11, node="n2", cause="killed"),
-        s.NodeHalted(at=12, generation=1, node="n0"),
-        s.NodeHalted(at=12, generation=1, node="n1"),
-        s.Planned(at=12, generation=2, layout=layout_on("n0", "n1")),
-        s.NodePrepared(at=12, generation=2, node="n0"),
-        s.NodePrepared(at=12, generation=2, node="n1"),
-        s.Restorable(at=12, generation=2, step=5, redone=0, source="memory"),
-        s.NodeFailed(at=12.5, generation=2, node="n0", reason="digest mismatch"),
-        s.NodeHalted(at=13, generation=1, node="n0"),
-        s.NodeHalted(at=13, generation=1, node="n1"),
-        s.Planned(at=13, generation=3, layout=layout_on("n0", "n1")),
-        s.NodePrepared(at=13, generation=3, node="n0"),
+        h.Lost(at=11, node="n2", cause="killed"),
+        h.NodeHalted(at=12, generation=1, node="n0"),
+        h.NodeHalted(at=12, generation=1, node="n1"),
+        h.Planned(at=12, generation=2, layout=layout_on("n0", "n1")),
+        h.NodePrepared(at=12, generation=2, node="n0"),
+        h.NodePrepared(at=12, generation=2, node="n1"),
+        h.Restorable(at=12, generation=2, step=5, redone=0, source="memory"),
+        h.NodeFailed(at=12.5, generation=2, node="n0", reason="digest mismatch"),
+        h.NodeHalted(at=13, generation=1, node="n0"),
+        h.NodeHalted(at=13, generation=1, node="n1"),
+        h.Planned(at=13, generation=3, layout=layout_on("n0", "n1")),
+        h.NodePrepared(at=13, generation=3, node="n0"),
     )
-    run, commands = drive(run, s.NodePrepared(at=13, generation=3, node="n1"))
-    (choose,) = of_kind(commands, s.ChooseSources)
+    run, commands = drive(run, h.NodePrepared(at=13, generation=3, node="n1"))
+    (choose,) = of_kind(commands, c.ChooseSources)
     assert not choose.live
 
 
 def test_a_dead_worker_is_waited_for_before_planning():
     run = a_training_run("n0", "n1")
     worker = a_member("n1").workers[0]
-    run, _ = drive(run, s.WorkerDied(at=11, worker=worker, cause="SIGKILL"))
+    run, _ = drive(run, h.WorkerDied(at=11, worker=worker, cause="SIGKILL"))
     run, commands = drive(
         run,
-        s.NodeHalted(at=11.1, generation=1, node="n0"),
-        s.NodeHalted(at=11.1, generation=1, node="n1"),
+        h.NodeHalted(at=11.1, generation=1, node="n0"),
+        h.NodeHalted(at=11.1, generation=1, node="n1"),
     )
-    assert not of_kind(commands, s.Replan)
+    assert not of_kind(commands, c.Replan)
     reborn = replace(worker, incarnation=2)
-    run, commands = drive(run, s.WorkerStarted(at=11.2, worker=reborn))
-    assert not of_kind(commands, s.Replan)
-    (prepare,) = of_kind(commands, s.SendPrepare)
+    run, commands = drive(run, h.WorkerStarted(at=11.2, worker=reborn))
+    assert not of_kind(commands, c.Replan)
+    (prepare,) = of_kind(commands, c.SendPrepare)
     assert prepare.layout.workers == (a_member("n0").workers[0], reborn)
 
 
 def test_a_notice_plans_without_the_leaver_and_releases_it_after_the_switch():
     run = a_training_run("n0", "n1")
-    run, commands = drive(run, s.Noticed(at=11, node="n1", seconds=30))
-    (replan,) = of_kind(commands, s.Replan)
+    run, commands = drive(run, h.Noticed(at=11, node="n1", seconds=30))
+    (replan,) = of_kind(commands, c.Replan)
     assert [member.node for member in replan.members] == ["n0"]
     run, _ = drive(
         run,
-        s.Planned(at=11, generation=2, layout=layout_on("n0")),
-        s.NodePrepared(at=12, generation=2, node="n0"),
-        s.NodeHalted(at=13, generation=1, node="n0"),
-        s.NodeHalted(at=13, generation=1, node="n1"),
-        s.Restorable(at=13, generation=2, step=6, redone=0, source="peer"),
+        h.Planned(at=11, generation=2, layout=layout_on("n0")),
+        h.NodePrepared(at=12, generation=2, node="n0"),
+        h.NodeHalted(at=13, generation=1, node="n0"),
+        h.NodeHalted(at=13, generation=1, node="n1"),
+        h.Restorable(at=13, generation=2, step=6, redone=0, source="peer"),
     )
-    run, commands = drive(run, s.NodeSwitched(at=13, generation=2, node="n0", copy_s=0))
-    assert [release.node for release in of_kind(commands, s.Release)] == ["n1"]
+    run, commands = drive(run, h.NodeSwitched(at=13, generation=2, node="n0", copy_s=0))
+    assert [release.node for release in of_kind(commands, c.Release)] == ["n1"]
 
 
 def test_a_notice_too_short_to_prepare_halts_in_time():
     run = a_training_run("n0", "n1")
-    run, _ = drive(run, s.Noticed(at=11, node="n1", seconds=4))
-    run, commands = drive(run, s.Tick(at=11 + 4 - LIMITS.leave_margin_s))
-    (halt,) = of_kind(commands, s.SendHalt)
+    run, _ = drive(run, h.Noticed(at=11, node="n1", seconds=4))
+    run, commands = drive(run, h.Tick(at=11 + 4 - LIMITS.leave_margin_s))
+    (halt,) = of_kind(commands, c.SendHalt)
     assert halt.nodes == ("n0", "n1")
 
 
@@ -285,22 +246,22 @@ def test_a_node_without_which_there_is_no_plan_is_used_again_when_it_does_not_le
     run = a_training_run("n0", "n1")
     run, _ = drive(
         run,
-        s.Noticed(at=20, node="n1", seconds=5),
-        s.Planned(at=21, generation=2, layout=None, why="too few"),
-        s.WorkerDied(at=22, worker=a_member("n0").workers[0], cause="killed"),
-        s.WorkerStarted(at=23, worker=a_member("n0", incarnation=2).workers[0]),
-        *(s.NodeHalted(at=23, generation=1, node=node) for node in ("n0", "n1")),
-        s.Planned(at=24, generation=3, layout=None, why="too few"),
+        h.Noticed(at=20, node="n1", seconds=5),
+        h.Planned(at=21, generation=2, layout=None, why="too few"),
+        h.WorkerDied(at=22, worker=a_member("n0").workers[0], cause="killed"),
+        h.WorkerStarted(at=23, worker=a_member("n0", incarnation=2).workers[0]),
+        *(h.NodeHalted(at=23, generation=1, node=node) for node in ("n0", "n1")),
+        h.Planned(at=24, generation=3, layout=None, why="too few"),
     )
     assert run.phase is s.Phase.parked
-    run, commands = drive(run, s.Tick(at=25 + LIMITS.overstay_s))
+    run, commands = drive(run, h.Tick(at=25 + LIMITS.overstay_s))
     assert not commands
     run, commands = drive(
         run,
-        s.Tick(at=25.1 + LIMITS.overstay_s),
-        *(s.NodeHalted(at=56, generation=1, node=node) for node in ("n0", "n1")),
+        h.Tick(at=25.1 + LIMITS.overstay_s),
+        *(h.NodeHalted(at=56, generation=1, node=node) for node in ("n0", "n1")),
     )
-    (prepare,) = of_kind(commands, s.SendPrepare)
+    (prepare,) = of_kind(commands, c.SendPrepare)
     assert prepare.layout.nodes == ("n0", "n1")
     assert run.pause.parked_s == pytest.approx(1.1 + LIMITS.overstay_s)
 
@@ -309,108 +270,35 @@ def test_no_feasible_plan_parks_until_a_node_comes():
     run = a_training_run("n0", "n1")
     run, _ = drive(
         run,
-        s.Lost(at=11, node="n1", cause="killed"),
-        s.NodeHalted(at=11, generation=1, node="n0"),
+        h.Lost(at=11, node="n1", cause="killed"),
+        h.NodeHalted(at=11, generation=1, node="n0"),
     )
-    run, commands = drive(run, s.Planned(at=12, generation=2, layout=None, why="too big"))
+    run, commands = drive(run, h.Planned(at=12, generation=2, layout=None, why="too big"))
     assert run.phase is s.Phase.parked
-    run, commands = drive(run, s.Joined(at=20, member=a_member("n2"), slots=1))
+    run, commands = drive(run, h.Joined(at=20, member=a_member("n2"), slots=1))
     assert run.generation == 3
-    (halt,) = of_kind(commands, s.SendHalt)
+    (halt,) = of_kind(commands, c.SendHalt)
     assert halt.nodes == ("n0", "n2")
-
-
-def test_parking_too_long_saves_and_ends_resumable():
-    run = a_training_run("n0", "n1")
-    run, _ = drive(
-        run,
-        s.Lost(at=11, node="n1", cause="killed"),
-        s.NodeHalted(at=11, generation=1, node="n0"),
-        s.Planned(at=12, generation=2, layout=None, why="too big"),
-    )
-    run, commands = drive(run, s.Tick(at=13 + LIMITS.park_s))
-    (halt,) = of_kind(commands, s.SendHalt)
-    assert halt.persist
-    _, commands = drive(run, s.NodeSaved(at=700, node="n0"))
-    (finish,) = of_kind(commands, s.Finish)
-    assert finish.end is s.End.interrupted
-
-
-def test_a_stop_finishes_the_step_saves_and_ends():
-    run = a_training_run("n0", "n1")
-    run, commands = drive(run, s.StopAsked(at=11, end=s.End.interrupted, why="Ctrl-C"))
-    (halt,) = of_kind(commands, s.SendHalt)
-    assert halt.boundary
-    assert halt.persist
-    run, commands = drive(run, s.NodeSaved(at=12, node="n0"))
-    assert commands == []
-    run, commands = drive(run, s.NodeSaved(at=12, node="n1"))
-    (finish,) = of_kind(commands, s.Finish)
-    assert finish.end is s.End.interrupted
-
-
-def test_a_stop_during_a_transition_is_carried_out_after_it():
-    run = a_training_run("n0", "n1")
-    run, _ = drive(
-        run,
-        s.Lost(at=11, node="n1", cause="killed"),
-        s.StopAsked(at=11, end=s.End.interrupted, why="Ctrl-C"),
-        s.NodeHalted(at=12, generation=1, node="n0"),
-        s.Planned(at=12, generation=2, layout=layout_on("n0")),
-        s.NodePrepared(at=12, generation=2, node="n0"),
-        s.Restorable(at=12, generation=2, step=5, redone=0, source="live"),
-    )
-    run, commands = drive(run, s.NodeSwitched(at=12, generation=2, node="n0", copy_s=0))
-    assert of_kind(commands, s.SendGo)
-    (halt,) = of_kind(commands, s.SendHalt)
-    assert halt.persist
-
-
-def test_all_nodes_finished_saves_and_ends_done():
-    run = a_training_run("n0", "n1")
-    run, commands = drive(
-        run,
-        s.NodeFinished(at=90, generation=1, node="n0"),
-        s.NodeFinished(at=90, generation=1, node="n1"),
-    )
-    assert of_kind(commands, s.SendHalt)
-    _, commands = drive(run, s.NodeSaved(at=91, node="n0"), s.NodeSaved(at=91, node="n1"))
-    (finish,) = of_kind(commands, s.Finish)
-    assert finish.end is s.End.done
-
-
-def test_a_node_lost_before_the_last_save_is_recovered_from_first():
-    run = a_training_run("n0", "n1")
-    run, _ = drive(
-        run,
-        s.NodeFinished(at=90, generation=1, node="n0"),
-        s.NodeFinished(at=90, generation=1, node="n1"),
-        s.NodeSaved(at=91, node="n0"),
-    )
-    run, commands = drive(run, s.Lost(at=91, node="n1", cause="killed"))
-    assert run.phase is s.Phase.transition
-    assert of_kind(commands, s.SendHalt)
-    assert run.stop.end is s.End.done
 
 
 def test_a_node_that_does_not_halt_in_time_is_fenced():
     run = a_training_run("n0", "n1", "n2")
     run, _ = drive(
         run,
-        s.Lost(at=11, node="n2", cause="killed"),
-        s.NodeHalted(at=11.1, generation=1, node="n0"),
+        h.Lost(at=11, node="n2", cause="killed"),
+        h.NodeHalted(at=11.1, generation=1, node="n0"),
     )
-    run, commands = drive(run, s.Tick(at=11 + LIMITS.halt_s + 1))
-    (fence,) = of_kind(commands, s.Fence)
+    run, commands = drive(run, h.Tick(at=11 + LIMITS.halt_s + 1))
+    (fence,) = of_kind(commands, c.Fence)
     assert fence.node == "n1"
     assert set(run.nodes) == {"n0"}
 
 
 def test_when_most_nodes_are_late_nobody_is_blamed():
     run = a_training_run("n0", "n1", "n2")
-    run, _ = drive(run, s.Lost(at=11, node="n2", cause="killed"))
-    run, commands = drive(run, s.Tick(at=11 + LIMITS.halt_s + 1))
-    assert not of_kind(commands, s.Fence)
+    run, _ = drive(run, h.Lost(at=11, node="n2", cause="killed"))
+    run, commands = drive(run, h.Tick(at=11 + LIMITS.halt_s + 1))
+    assert not of_kind(commands, c.Fence)
     assert run.generation == 3
 
 
@@ -418,75 +306,64 @@ def test_a_connection_that_breaks_in_a_recovery_starts_it_over_at_once():
     """What it was told, or has answered, may be lost: without this a deadline is waited for, and
     the node is given up for it."""
     run = a_training_run("n0", "n1", "n2")
-    run, _ = drive(run, s.Lost(at=11, node="n2", cause="killed"))
-    run, commands = drive(run, s.Returned(at=11.1, node="n0"))
+    run, _ = drive(run, h.Lost(at=11, node="n2", cause="killed"))
+    run, commands = drive(run, h.Returned(at=11.1, node="n0"))
     assert run.generation == 3
-    (halt,) = of_kind(commands, s.SendHalt)
+    (halt,) = of_kind(commands, c.SendHalt)
     assert set(halt.nodes) == {"n0", "n1"}
-    assert of_kind(commands, s.Fence) == []
+    assert of_kind(commands, c.Fence) == []
 
 
 def test_a_connection_that_breaks_while_a_joiner_is_prepared_asks_again_and_all_train_on():
     run = a_training_run("n0", "n1")
     run, _ = drive(
         run,
-        s.Joined(at=11, member=a_member("n2"), slots=1),
-        s.Planned(at=12, generation=2, layout=layout_on("n0", "n1", "n2")),
+        h.Joined(at=11, member=a_member("n2"), slots=1),
+        h.Planned(at=12, generation=2, layout=layout_on("n0", "n1", "n2")),
     )
-    run, commands = drive(run, s.Returned(at=12.5, node="n1"))
+    run, commands = drive(run, h.Returned(at=12.5, node="n1"))
     assert run.training
-    assert of_kind(commands, s.SendDrop)
-    (replan,) = of_kind(commands, s.Replan)
+    assert of_kind(commands, c.SendDrop)
+    (replan,) = of_kind(commands, c.Replan)
     assert (replan.generation, len(replan.members)) == (3, 3)
 
 
 def test_a_connection_that_breaks_while_all_train_changes_nothing_unless_a_go_was_lost():
     run = a_training_run("n0", "n1")
-    same, commands = drive(run, s.Returned(at=11, node="n0"))
+    same, commands = drive(run, h.Returned(at=11, node="n0"))
     assert (same, commands) == (run, [])
-    run, commands = drive(run, s.Returned(at=11, node="n0", missed_go=True))
+    run, commands = drive(run, h.Returned(at=11, node="n0", missed_go=True))
     assert commands == []
-    _, commands = drive(run, s.Tick(at=11.1 + LIMITS.stumble_s))
-    assert of_kind(commands, s.SendHalt)
-
-
-def test_a_connection_that_breaks_during_the_last_save_has_the_node_told_again():
-    run = a_training_run("n0", "n1")
-    run, _ = drive(run, s.StopAsked(at=11, end=s.End.interrupted, why="SIGTERM"))
-    run, commands = drive(run, s.Returned(at=11.2, node="n0"))
-    (halt,) = of_kind(commands, s.SendHalt)
-    assert (halt.nodes, halt.boundary, halt.persist) == (("n0",), True, True)
-    run, _ = drive(run, s.NodeSaved(at=12, node="n0"))
-    _, commands = drive(run, s.Returned(at=12.1, node="n0"))
-    assert commands == []
+    _, commands = drive(run, h.Tick(at=11.1 + LIMITS.stumble_s))
+    assert of_kind(commands, c.SendHalt)
 
 
 def test_a_step_broken_for_no_known_reason_is_recovered_from():
     """A link that went silent kills nobody: its two ends would have waited for ever."""
     run = a_training_run("n0", "n1")
-    broke = s.NodeFailed(at=11, generation=1, node="n0", reason="left step 6: timed out")
-    run, commands = drive(run, broke, s.Tick(at=11.5))
+    broke = h.NodeFailed(at=11, generation=1, node="n0", reason="left step 6: timed out")
+    run, commands = drive(run, broke, h.Tick(at=11.5))
     assert commands == []
-    run, commands = drive(run, s.Tick(at=11.1 + LIMITS.stumble_s))
-    (halt,) = of_kind(commands, s.SendHalt)
+    run, commands = drive(run, h.Tick(at=11.1 + LIMITS.stumble_s))
+    (halt,) = of_kind(commands, c.SendHalt)
     assert (halt.nodes, halt.boundary) == (("n0", "n1"), False)
     assert run.pause.cause == "n0: left step 6: timed out"
 
 
 def test_a_loss_that_explains_a_broken_step_is_what_counts():
     run = a_training_run("n0", "n1", "n2")
-    broke = s.NodeFailed(at=11, generation=1, node="n0", reason="left step 6: closed by peer")
-    run, _ = drive(run, broke, s.Lost(at=11.2, node="n2", cause="killed"))
+    broke = h.NodeFailed(at=11, generation=1, node="n0", reason="left step 6: closed by peer")
+    run, _ = drive(run, broke, h.Lost(at=11.2, node="n2", cause="killed"))
     assert run.generation == 2
     assert run.pause.cause == "n2 lost: killed"
-    run, commands = drive(run, s.Tick(at=13))
+    run, commands = drive(run, h.Tick(at=13))
     assert run.generation == 2
     assert commands == []
 
 
 def parts(commands):
     """The fields of the one pause that was recorded."""
-    (pause,) = [c.fields for c in of_kind(commands, s.Record) if c.kind == "pause"]
+    (pause,) = [c.fields for c in of_kind(commands, c.Record) if c.kind == "pause"]
     return pause
 
 
@@ -499,34 +376,34 @@ def test_the_parts_of_a_pause_are_all_of_it_whatever_was_tried_in_vain():
     run = a_training_run("n0", "n1", "n2", "n3")
     run, _ = drive(
         run,
-        s.Lost(at=20, node="n3", cause="killed", silent_s=0.5),
-        s.Lost(at=21, node="n2", cause="killed"),
-        s.NodeHalted(at=22, generation=1, node="n0"),
-        s.NodeHalted(at=23, generation=1, node="n1"),
-        s.Planned(at=25, generation=3, layout=None, why="too few"),
-        s.Joined(at=65, member=a_member("n4"), slots=1),
+        h.Lost(at=20, node="n3", cause="killed", silent_s=0.5),
+        h.Lost(at=21, node="n2", cause="killed"),
+        h.NodeHalted(at=22, generation=1, node="n0"),
+        h.NodeHalted(at=23, generation=1, node="n1"),
+        h.Planned(at=25, generation=3, layout=None, why="too few"),
+        h.Joined(at=65, member=a_member("n4"), slots=1),
     )
-    halting = [s.NodeHalted(at=66, generation=1, node=node) for node in ("n0", "n1", "n4")]
+    halting = [h.NodeHalted(at=66, generation=1, node=node) for node in ("n0", "n1", "n4")]
     layout = layout_on("n0", "n4")
     going = [
-        s.Planned(at=67, generation=4, layout=layout),
-        *(s.NodePrepared(at=70, generation=4, node=node) for node in layout.nodes),
-        s.Restorable(at=71, generation=4, step=5, redone=0, source="peer"),
-        *(s.NodeSwitched(at=75, generation=4, node=n, copy_s=3) for n in layout.nodes),
+        h.Planned(at=67, generation=4, layout=layout),
+        *(h.NodePrepared(at=70, generation=4, node=node) for node in layout.nodes),
+        h.Restorable(at=71, generation=4, step=5, redone=0, source="peer"),
+        *(h.NodeSwitched(at=75, generation=4, node=n, copy_s=3) for n in layout.nodes),
     ]
     run, commands = drive(run, *halting, *going)
     assert run.phase is s.Phase.training
-    run, _ = drive(run, s.Lost(at=77, node="n4", cause="killed"))
-    halting = [s.NodeHalted(at=78, generation=4, node=node) for node in ("n0", "n1")]
+    run, _ = drive(run, h.Lost(at=77, node="n4", cause="killed"))
+    halting = [h.NodeHalted(at=78, generation=4, node=node) for node in ("n0", "n1")]
     layout = layout_on("n0", "n1")
     going = [
-        s.Planned(at=79, generation=5, layout=layout),
-        *(s.NodePrepared(at=80, generation=5, node=node) for node in layout.nodes),
-        s.Restorable(at=81, generation=5, step=5, redone=0, source="peer"),
-        *(s.NodeSwitched(at=82, generation=5, node=n, copy_s=1) for n in layout.nodes),
+        h.Planned(at=79, generation=5, layout=layout),
+        *(h.NodePrepared(at=80, generation=5, node=node) for node in layout.nodes),
+        h.Restorable(at=81, generation=5, step=5, redone=0, source="peer"),
+        *(h.NodeSwitched(at=82, generation=5, node=n, copy_s=1) for n in layout.nodes),
     ]
     run, _ = drive(run, *halting, *going)
-    run, commands = drive(run, s.StepApplied(at=84, generation=5, step=6))
+    run, commands = drive(run, h.StepApplied(at=84, generation=5, step=6))
     pause = parts(commands)
     assert pause["total_s"] == 84 - 19.5 == sum(pause[part] for part in PARTS)
     assert (pause["detect_s"], pause["parked_s"], pause["first_step_s"]) == (0.5, 40, 2)
@@ -535,59 +412,59 @@ def test_the_parts_of_a_pause_are_all_of_it_whatever_was_tried_in_vain():
 
 def test_a_first_step_that_comes_in_while_the_next_change_halts_ends_its_pause():
     run = a_training_run("n0", "n1")
-    run, _ = drive(run, s.Noticed(at=20, node="n1", seconds=60))
+    run, _ = drive(run, h.Noticed(at=20, node="n1", seconds=60))
     layout = layout_on("n0")
     run, _ = drive(
         run,
-        s.Planned(at=21, generation=2, layout=layout),
-        s.NodePrepared(at=22, generation=2, node="n0"),
-        *(s.NodeHalted(at=23, generation=1, node=node) for node in ("n0", "n1")),
-        s.Restorable(at=24, generation=2, step=7, redone=0, source="peer"),
-        s.NodeSwitched(at=25, generation=2, node="n0", copy_s=1),
-        s.Joined(at=25.1, member=a_member("n2"), slots=1),
-        s.Planned(at=25.2, generation=3, layout=layout_on("n0", "n2")),
-        *(s.NodePrepared(at=25.3, generation=3, node=node) for node in ("n0", "n2")),
+        h.Planned(at=21, generation=2, layout=layout),
+        h.NodePrepared(at=22, generation=2, node="n0"),
+        *(h.NodeHalted(at=23, generation=1, node=node) for node in ("n0", "n1")),
+        h.Restorable(at=24, generation=2, step=7, redone=0, source="peer"),
+        h.NodeSwitched(at=25, generation=2, node="n0", copy_s=1),
+        h.Joined(at=25.1, member=a_member("n2"), slots=1),
+        h.Planned(at=25.2, generation=3, layout=layout_on("n0", "n2")),
+        *(h.NodePrepared(at=25.3, generation=3, node=node) for node in ("n0", "n2")),
     )
-    run, commands = drive(run, s.StepApplied(at=26, generation=2, step=8))
+    run, commands = drive(run, h.StepApplied(at=26, generation=2, step=8))
     pause = parts(commands)
     assert (pause["total_s"], pause["first_step_s"]) == (3, 1)
-    run, _ = drive(run, s.NodeHalted(at=26.1, generation=2, node="n0"))
+    run, _ = drive(run, h.NodeHalted(at=26.1, generation=2, node="n0"))
     assert run.pause.began_at == 26.1
 
 
 def test_transitions_that_never_reach_a_step_end_the_run():
     run = a_training_run("n0", "n1")
-    run, _ = drive(run, s.Lost(at=11, node="n1", cause="killed"))
+    run, _ = drive(run, h.Lost(at=11, node="n1", cause="killed"))
     for _ in range(LIMITS.max_restarts):
         assert run.phase is s.Phase.transition
         run, commands = advance(
             run,
-            s.NodeFailed(at=12, generation=run.generation, node="n0", reason="no memory"),
+            h.NodeFailed(at=12, generation=run.generation, node="n0", reason="no memory"),
         )
-    (finish,) = of_kind(commands, s.Finish)
+    (finish,) = of_kind(commands, c.Finish)
     assert finish.end is s.End.failed
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_step():
     run = a_training_run("n0", "n1")
-    run, commands = drive(run, s.StepRefused(at=11, generation=1, step=6))
-    (halt,) = of_kind(commands, s.SendHalt)
+    run, commands = drive(run, h.StepRefused(at=11, generation=1, step=6))
+    (halt,) = of_kind(commands, c.SendHalt)
     assert halt.persist
     assert run.stop.end is s.End.diverged
 
 
 def test_who_asks_for_another_plan_gets_one_while_training_goes_on():
-    run, commands = drive(a_training_run("n0", "n1"), s.ReplanAsked(at=20, why="key r"))
-    (replan,) = of_kind(commands, s.Replan)
+    run, commands = drive(a_training_run("n0", "n1"), h.ReplanAsked(at=20, why="key r"))
+    (replan,) = of_kind(commands, c.Replan)
     assert [member.node for member in replan.members] == ["n0", "n1"]
     assert run.training
-    run, commands = drive(run, s.Planned(at=21, generation=2, layout=run.active))
+    run, commands = drive(run, h.Planned(at=21, generation=2, layout=run.active))
     assert run.phase is s.Phase.training  # the present layout is the best: nothing changes
     assert run.active_generation == 1
 
 
 def test_a_wish_for_another_plan_during_a_change_waits_for_its_end():
-    run, _ = drive(a_training_run("n0", "n1"), s.Lost(at=20, node="n1", cause="gone"))
-    run, commands = drive(run, s.ReplanAsked(at=20.1, why="key r"))
+    run, _ = drive(a_training_run("n0", "n1"), h.Lost(at=20, node="n1", cause="gone"))
+    run, commands = drive(run, h.ReplanAsked(at=20.1, why="key r"))
     assert run.phase is s.Phase.transition
-    assert not of_kind(commands, s.Replan)
+    assert not of_kind(commands, c.Replan)

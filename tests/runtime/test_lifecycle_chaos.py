@@ -11,6 +11,8 @@ from dataclasses import replace
 import pytest
 
 from sailor.parallel.layout import WorkerId
+from sailor.runtime import commands as c
+from sailor.runtime import happenings as h
 from sailor.runtime import state as s
 from sailor.runtime.lifecycle import advance
 from sailor.runtime.reserve import standbys
@@ -25,7 +27,7 @@ class World:
     def __init__(self, seed: int, *, standbys: int = 0) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
-        self.pending: list[tuple[float, s.Event]] = []
+        self.pending: list[tuple[float, h.Event]] = []
         limits = s.Limits(
             initial_nodes=3 + standbys, standbys=standbys, assemble_s=20, max_restarts=10_000,
             park_s=1e9,
@@ -36,7 +38,7 @@ class World:
         self.training: tuple[int, set[str]] | None = None  # generation and nodes that step
         self.step = 0
         self.committed: list[tuple[int, int]] = []  # (generation, step) in order
-        self.finish: s.Finish | None = None
+        self.finish: c.Finish | None = None
 
     def later(self, event_of, delay: float) -> None:
         at = self.now + delay
@@ -45,7 +47,7 @@ class World:
     def delay(self) -> float:
         return self.random.choice([0.01, 0.05, 0.3, 2.0])
 
-    def feed(self, event: s.Event) -> None:
+    def feed(self, event: h.Event) -> None:
         before = self.run
         self.run, commands = advance(self.run, event)
         assert self.run.generation >= before.generation
@@ -65,58 +67,70 @@ class World:
         assert not set(standbys(self.run)) & set(self.run.active.nodes if self.run.active else ())
         assert len(standbys(self.run)) <= self.run.limits.standbys
 
-    def obey(self, command: s.Command) -> None:
+    def obey(self, command: c.Command) -> None:
         answer = self.answers(command)
         match command:
-            case s.Replan():
+            case c.Replan():
                 nodes = [m for m in command.members if m.workers]
                 layout = None
                 if len(nodes) >= 2:
                     layout = a_layout(a_plan(*([[]] * len(nodes))))
                     layout = replace(layout, workers=tuple(m.workers[0] for m in nodes))
                 self.later(
-                    lambda at: s.Planned(at=at, generation=command.generation, layout=layout),
+                    lambda at: h.Planned(at=at, generation=command.generation, layout=layout),
                     self.delay(),
                 )
-            case s.SendHalt():
+            case c.SendHalt():
                 if self.training and command.generation == self.training[0]:
                     self.training = None  # whoever is told stops; the others hang without them
                 for node in command.nodes:
-                    answer(node, lambda at, n=node: s.NodeHalted(at=at, generation=1, node=n))
+                    answer(node, lambda at, n=node: h.NodeHalted(at=at, generation=1, node=n))
                     if command.persist:
-                        answer(node, lambda at, n=node: s.NodeSaved(at=at, node=n), 3.0)
-            case s.SendPrepare():
+                        answer(node, lambda at, n=node: h.NodeSaved(
+                            at=at, generation=command.generation, node=n), 3.0)  # fmt: skip
+            case c.SaveHeld() if not command.nodes or self.random.random() < 0.5:
+                self.later(
+                    lambda at: h.NothingToSave(
+                        at=at, generation=command.generation, why="no copies"
+                    ),
+                    self.delay(),
+                )
+            case c.SaveHeld():
+                for node in command.nodes:
+                    answer(node, lambda at, n=node: h.NodeSaved(
+                        at=at, generation=command.generation, node=n), 3.0)  # fmt: skip
+            case c.SendPrepare():
                 for node in command.layout.nodes:
-                    answer(node, lambda at, n=node: s.NodePrepared(
+                    answer(node, lambda at, n=node: h.NodePrepared(
                         at=at, generation=command.generation, node=n))  # fmt: skip
-            case s.ChooseSources():
+            case c.ChooseSources():
                 step = max(0, self.step - self.random.choice([0, 0, 0, 1]))
                 self.later(
-                    lambda at: s.Restorable(
+                    lambda at: h.Restorable(
                         at=at, generation=command.generation, step=step,
                         redone=self.step - step, source="memory"),
                     self.delay(),
                 )  # fmt: skip
-            case s.SendSwitch():
+            case c.SendSwitch():
                 assert self.training is None, "I1: nobody may step while boxes move"
                 for node in command.layout.nodes:
-                    answer(node, lambda at, n=node: s.NodeSwitched(
+                    answer(node, lambda at, n=node: h.NodeSwitched(
                         at=at, generation=command.generation, node=n, copy_s=0.01))  # fmt: skip
-            case s.SendWarm():
+            case c.SendWarm():
                 assert command.nodes
                 assert not set(command.nodes) & set(command.layout.nodes)
-            case s.SendGo():
+            case c.SendGo():
                 assert self.training is None, "I1: one generation steps at a time"
                 self.step = command.step
                 # A worker that died a moment ago, unknown to the controller, never steps.
                 workers = command.layout.workers
                 if all(self.alive.get(w.node) == w.incarnation for w in workers):
                     self.training = (command.generation, set(command.layout.nodes))
-            case s.Fence():
+            case c.Fence():
                 self.alive.pop(command.node, None)
-            case s.Release():
+            case c.Release():
                 self.kill(command.node, cause="released")
-            case s.Finish():
+            case c.Finish():
                 self.finish = command
 
     def answers(self, command):
@@ -130,7 +144,7 @@ class World:
                 return  # never answers
             if self.chaos and roll < 0.06:
                 self.later(
-                    lambda at: s.NodeFailed(at=at, generation=generation, node=node, reason="x"),
+                    lambda at: h.NodeFailed(at=at, generation=generation, node=node, reason="x"),
                     self.delay(),
                 )
                 return
@@ -146,14 +160,14 @@ class World:
         node = f"n{self.next_node}"
         self.next_node += 1
         self.alive[node] = 1
-        self.feed(s.Joined(at=self.now, member=a_member(node), slots=1))
+        self.feed(h.Joined(at=self.now, member=a_member(node), slots=1))
 
     def kill(self, node: str, cause: str = "killed") -> None:
         if self.alive.pop(node, None) is None:
             return
         if self.training and node in self.training[1]:
             self.training = None
-        self.later(lambda at: s.Lost(at=at, node=node, cause=cause, silent_s=0.1), 0.1)
+        self.later(lambda at: h.Lost(at=at, node=node, cause=cause, silent_s=0.1), 0.1)
 
     def kill_worker(self, node: str) -> None:
         incarnation = self.alive[node]
@@ -162,8 +176,8 @@ class World:
             self.training = None
         old = WorkerId(node=node, slot=0, incarnation=incarnation)
         new = replace(old, incarnation=incarnation + 1)
-        self.later(lambda at: s.WorkerDied(at=at, worker=old, cause="SIGKILL"), 0.05)
-        self.later(lambda at: s.WorkerStarted(at=at, worker=new), 0.1)
+        self.later(lambda at: h.WorkerDied(at=at, worker=old, cause="SIGKILL"), 0.05)
+        self.later(lambda at: h.WorkerStarted(at=at, worker=new), 0.1)
 
     def something_happens(self) -> None:
         nodes = sorted(self.alive)
@@ -175,17 +189,17 @@ class World:
         elif roll < 0.8:
             self.kill_worker(self.random.choice(nodes))
         elif roll < 0.88:
-            self.feed(s.MoveAsked(
+            self.feed(h.MoveAsked(
                 at=self.now, node=self.random.choice(nodes), why="asked",
-                keep_out=self.random.random() < 0.3,
+                to=self.random.choice(["", "", *nodes]), keep_out=self.random.random() < 0.3,
             ))  # fmt: skip
         elif roll < 0.92:
-            self.feed(s.Returned(at=self.now, node=self.random.choice(nodes)))
+            self.feed(h.Returned(at=self.now, node=self.random.choice(nodes)))
         else:
             node = self.random.choice(nodes)
             seconds = self.random.choice([2.0, 30.0])
-            self.feed(s.Noticed(at=self.now, node=node, seconds=seconds))
-            self.later(lambda at: s.Lost(at=at, node=node, cause="preempted"), seconds)
+            self.feed(h.Noticed(at=self.now, node=node, seconds=seconds))
+            self.later(lambda at: h.Lost(at=at, node=node, cause="preempted"), seconds)
 
     def pass_time(self, seconds: float) -> None:
         end = self.now + seconds
@@ -194,14 +208,14 @@ class World:
             due = [entry for entry in self.pending if entry[0] <= self.now]
             self.pending = [entry for entry in self.pending if entry[0] > self.now]
             for _, event in sorted(due, key=lambda entry: entry[0]):
-                if isinstance(event, s.Lost):
+                if isinstance(event, h.Lost):
                     self.alive.pop(event.node, None)
                     if self.training and event.node in self.training[1]:
                         self.training = None
                 self.feed(event)
             if self.training is not None:
                 self.take_step()
-            self.feed(s.Tick(at=self.now))
+            self.feed(h.Tick(at=self.now))
 
     def take_step(self) -> None:
         assert self.training is not None
@@ -209,15 +223,48 @@ class World:
         assert nodes <= set(self.alive), "a generation with a dead node cannot step"
         if self.step >= TOTAL_STEPS:
             for node in sorted(nodes):
-                self.feed(s.NodeFinished(at=self.now, generation=generation, node=node))
+                self.feed(h.NodeFinished(at=self.now, generation=generation, node=node))
             return
         self.step += 1
         self.committed.append((generation, self.step))
-        self.feed(s.StepApplied(at=self.now, generation=generation, step=self.step))
+        self.feed(h.StepApplied(at=self.now, generation=generation, step=self.step))
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_any_order_of_events_ends_in_a_finished_run(seed):
+    assert_it_finishes_whatever_comes(seed)
+
+
+@pytest.mark.matrix  # some minutes
+@pytest.mark.parametrize("first", range(60, 3060, 250))
+def test_any_order_of_thousands_ends_in_a_finished_run(first):
+    for seed in range(first, first + 250):
+        assert_it_finishes_whatever_comes(seed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_stops_a_run_in_any_state_has_it_saved_soon(seed):
+    """In the middle of a recovery, of a join, parked: it ends resumable, and never as failed."""
+    world = World(seed, standbys=seed % 3)
+    for _ in range(3 + seed % 3):
+        world.join()
+    for _ in range(20 + seed):
+        world.something_happens()
+        world.pass_time(world.random.choice([0.1, 0.5, 2.0]))
+    world.chaos = False
+    world.feed(h.StopAsked(at=world.now, end=s.End.interrupted, why="Ctrl-C"))
+    for _ in range(5):
+        if world.finish is None:
+            world.something_happens()
+            world.pass_time(0.5)
+    # Whoever was asked before the storm was over, and never answers, is waited for once.
+    limits = world.run.limits
+    world.pass_time(limits.boundary_s + limits.prepare_s + limits.save_s)
+    assert world.finish is not None
+    assert world.finish.end is s.End.interrupted
+
+
+def assert_it_finishes_whatever_comes(seed: int) -> None:
     world = World(seed, standbys=seed % 3)
     for _ in range(3 + seed % 3):
         world.join()
@@ -235,6 +282,6 @@ def test_any_order_of_events_ends_in_a_finished_run(seed):
     assert world.finish.end is s.End.done
     generations = [generation for generation, _ in world.committed]
     assert generations == sorted(generations)
-    for (g, step), (h, following) in zip(world.committed, world.committed[1:], strict=False):
-        assert following == step + 1 or (h > g and following <= step + 1)
+    for (g, step), (other, following) in zip(world.committed, world.committed[1:], strict=False):
+        assert following == step + 1 or (other > g and following <= step + 1)
     assert world.committed[-1][1] == TOTAL_STEPS

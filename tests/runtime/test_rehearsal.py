@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from sailor.parallel.comm import Aborted, build_groups
+from sailor.parallel.comm import Aborted
+from sailor.parallel.groups import build_groups
 from sailor.parallel.roles import role_of
 from sailor.parallel.sandbox import Recorder, StaleRecording
 from sailor.runtime.rehearsal import CannotRehearse, rehearse

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sailor.runtime import commands as c
+from sailor.runtime import happenings as h
 from sailor.runtime import state as s
 from sailor.runtime.lifecycle import advance
-from tests.runtime.test_lifecycle import a_training_run, drive, layout_on, of_kind
+from tests.helpers.life import a_training_run, drive, layout_on, of_kind
 
 NODES = ("n0", "n1")
 
@@ -17,27 +19,27 @@ def a_forgiving_run() -> s.Run:
     return replace(run, limits=replace(run.limits, roll_back=True))
 
 
-def refuse(run: s.Run, step: int, *, at: float = 11.0) -> tuple[s.Run, list[s.Command]]:
-    return advance(run, s.StepRefused(at=at, generation=run.active_generation, step=step))
+def refuse(run: s.Run, step: int, *, at: float = 11.0) -> tuple[s.Run, list[c.Command]]:
+    return advance(run, h.StepRefused(at=at, generation=run.active_generation, step=step))
 
 
-def told(commands: list[s.Command], kind: str) -> list[dict[str, object]]:
-    return [dict(c.fields) for c in of_kind(commands, s.Record) if c.kind == kind]
+def told(commands: list[c.Command], kind: str) -> list[dict[str, object]]:
+    return [dict(c.fields) for c in of_kind(commands, c.Record) if c.kind == kind]
 
 
-def go_on(run: s.Run, *, step: int, at: float = 12.0) -> tuple[s.Run, s.ChooseSources]:
+def go_on(run: s.Run, *, step: int, at: float = 12.0) -> tuple[s.Run, c.ChooseSources]:
     """Through the transition under way, to training again after ``step``."""
     old, new = run.active_generation, run.transition.generation
     for node in NODES:
-        run, commands = advance(run, s.NodeHalted(at=at, generation=old, node=node))
-    planned = s.Planned(at=at, generation=new, layout=layout_on(*NODES))
+        run, commands = advance(run, h.NodeHalted(at=at, generation=old, node=node))
+    planned = h.Planned(at=at, generation=new, layout=layout_on(*NODES))
     run, _ = advance(run, planned)
     for node in NODES:
-        run, commands = advance(run, s.NodePrepared(at=at, generation=new, node=node))
-    (choose,) = of_kind(commands, s.ChooseSources)
-    run, _ = advance(run, s.Restorable(at=at, generation=new, step=step, redone=0, source="memory"))
+        run, commands = advance(run, h.NodePrepared(at=at, generation=new, node=node))
+    (choose,) = of_kind(commands, c.ChooseSources)
+    run, _ = advance(run, h.Restorable(at=at, generation=new, step=step, redone=0, source="memory"))
     for node in NODES:
-        run, _ = advance(run, s.NodeSwitched(at=at, generation=new, node=node, copy_s=0.0))
+        run, _ = advance(run, h.NodeSwitched(at=at, generation=new, node=node, copy_s=0.0))
     assert run.phase is s.Phase.training
     return run, choose
 
@@ -65,7 +67,7 @@ def test_a_failure_on_the_way_back_does_not_lift_the_quarantine():
     run, _ = refuse(a_forgiving_run(), 6)
     run, _ = go_on(run, step=5)
     run, _ = refuse(run, 6)
-    failed = s.NodeFailed(at=13, generation=run.transition.generation, node="n0", reason="no")
+    failed = h.NodeFailed(at=13, generation=run.transition.generation, node="n0", reason="no")
     run, _ = advance(run, failed)
     _, choose = go_on(run, step=4, at=14.0)
     assert choose.below == 5
@@ -76,17 +78,17 @@ def test_the_third_time_the_run_ends_and_says_why():
     run, _ = go_on(run, step=5)
     run, _ = refuse(run, 6)
     run, _ = go_on(run, step=4)
-    run, _ = drive(run, s.StepApplied(at=13, generation=run.active_generation, step=5))
+    run, _ = drive(run, h.StepApplied(at=13, generation=run.active_generation, step=5))
     run, commands = refuse(run, 6, at=14.0)
     assert run.stop.end is s.End.diverged
     assert "step 6 was refused 3 times: its loss is not finite" in run.stop.why
-    assert of_kind(commands, s.SendHalt)[0].persist
+    assert of_kind(commands, c.SendHalt)[0].persist
 
 
 def test_once_the_step_is_applied_its_refusals_are_forgiven():
     run, _ = refuse(a_forgiving_run(), 6)
     run, _ = go_on(run, step=5)
-    run, _ = drive(run, s.StepApplied(at=13, generation=run.active_generation, step=6))
+    run, _ = drive(run, h.StepApplied(at=13, generation=run.active_generation, step=6))
     run, commands = refuse(run, 7, at=14.0)
     assert told(commands, "quarantined") == []
     assert run.refusals == 1

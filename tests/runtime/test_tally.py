@@ -7,12 +7,15 @@ from sailor.runtime.messages import SnapshotId, Snapshotted
 from sailor.runtime.tally import SnapshotTally
 
 
-def a_word(slot: int, step: int, *, peer: str = "", stall_s: float = 0.1) -> Snapshotted:
+def a_word(
+    slot: int, step: int, *, peer: str = "", stall_s: float = 0.1, copy_s: float = 0.2
+) -> Snapshotted:
     worker = WorkerId(node="n0", slot=slot, incarnation=1)
     snapshot = SnapshotId(generation=3, step=step, worker=worker)
     return Snapshotted(
-        generation=3, node="n0", snapshot=snapshot, boxes=5, bytes=100, stall_s=stall_s, peer=peer
-    )
+        generation=3, node="n0", snapshot=snapshot, boxes=5, bytes=100, stall_s=stall_s,
+        copy_s=copy_s, peer=peer,
+    )  # fmt: skip
 
 
 def a_tally(world_size: int = 2) -> SnapshotTally:
@@ -21,11 +24,12 @@ def a_tally(world_size: int = 2) -> SnapshotTally:
 
 def test_a_step_is_told_once_with_its_slowest_rank():
     tally = a_tally()
-    assert tally.hear(a_word(0, 7, stall_s=0.2)) == []
-    ((kind, fields),) = tally.hear(a_word(1, 7, stall_s=0.5))
+    assert tally.hear(a_word(0, 7, stall_s=0.2, copy_s=0.1)) == []
+    ((kind, fields),) = tally.hear(a_word(1, 7, stall_s=0.1, copy_s=0.5))
     assert kind == "snapshot"
     assert fields == {
-        "step": 7, "workers": 2, "bytes": 200, "stall_s": 0.5, "slowest": "n0/1.1",
+        "step": 7, "workers": 2, "bytes": 200, "stall_s": 0.2, "copy_s": 0.5,
+        "slowest": "n0/1.1",
     }  # fmt: skip
     assert tally.rest() == []
 

@@ -12,7 +12,9 @@ import pytest
 from sailor.runtime.identity import create_identity, load_identity
 from sailor.runtime.messages import Beat, Heartbeat, ToAgent, ToController, decoder
 from sailor.runtime.transport import Link, LinkClosed, address_of, connect, listen
+from tests.helpers.network import has_ipv6
 
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this computer has no IPv6")
 TO_CONTROLLER = decoder(ToController)
 TO_AGENT = decoder(ToAgent)
 
@@ -23,19 +25,17 @@ async def echo_beats(link: Link) -> None:
         await link.send(Beat(generation=message.generation))
 
 
-async def exchange(identity, generation, port):
-    link = await connect("127.0.0.1", port, identity=identity, decoder=TO_AGENT, deadline_s=5)
+async def exchange(identity, generation, port, host="127.0.0.1"):
+    link = await connect(host, port, identity=identity, decoder=TO_AGENT, deadline_s=5)
     await link.send(Heartbeat(node="a", workers=(), generation=generation))
     answer = await asyncio.wait_for(link.receive(), 5)
     await link.close()
     return answer
 
 
-def with_server(identity, scenario):
+def with_server(identity, scenario, host="127.0.0.1"):
     async def main():
-        server = await listen(
-            "127.0.0.1", 0, identity=identity, decoder=TO_CONTROLLER, on_link=echo_beats
-        )
+        server = await listen(host, 0, identity=identity, decoder=TO_CONTROLLER, on_link=echo_beats)
         try:
             return await asyncio.wait_for(scenario(address_of(server)[1]), 20)
         finally:
@@ -48,6 +48,20 @@ def test_a_member_of_the_run_is_answered(tmp_path: Path):
     identity = create_identity(tmp_path / "id", run="r")
     answer = with_server(identity, lambda port: exchange(identity, 7, port))
     assert answer == Beat(generation=7)
+
+
+@needs_ipv6
+def test_so_it_is_over_ipv6(tmp_path: Path):
+    identity = create_identity(tmp_path / "id", run="r")
+    answer = with_server(identity, lambda port: exchange(identity, 7, port, "::1"), "::1")
+    assert answer == Beat(generation=7)
+
+
+@needs_ipv6
+def test_who_does_not_answer_there_is_named_in_brackets(tmp_path: Path):
+    identity = create_identity(tmp_path / "id", run="r")
+    with pytest.raises(LinkClosed, match=r"^\[::1\]:1: "):
+        asyncio.run(exchange(identity, 7, 1, "::1"))
 
 
 def test_the_key_is_readable_by_its_owner_only(tmp_path: Path):

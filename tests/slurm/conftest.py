@@ -15,10 +15,15 @@ from tests.helpers.running import Place
 ZONES = {"zonea": (2, "l4"), "zoneb": (2, "a100")}
 
 
+def has_skypilot() -> bool:
+    """Whether SkyPilot is installed."""
+    return importlib.util.find_spec("sky") is not None
+
+
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Slurm]:
     why = missing()
-    if not why and importlib.util.find_spec("sky") is None:
+    if not why and not has_skypilot():
         why = "SkyPilot is not installed: tests/slurm/install.sh"
     if why:
         pytest.skip(why)

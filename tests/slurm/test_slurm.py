@@ -13,11 +13,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -27,6 +25,7 @@ from tests.end_to_end.test_losses import hold_to_invariants, joined, of_kind
 from tests.helpers.compose import ROOT
 from tests.helpers.one_machine_slurm import Slurm
 from tests.helpers.running import Running, steps_done
+from tests.helpers.secret_spy import Spy, files_with, secret_words
 from tests.slurm.conftest import SlurmPlace
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1500)]
@@ -75,52 +74,6 @@ def hold_until(running: Running, node: str, condition, *, what: str) -> None:
         running.until_step(steps_done(running.events) + 1)
 
 
-class Spy:
-    """Looks at the arguments of every process on this machine, all the time, for some words."""
-
-    def __init__(self, words: list[str]) -> None:
-        self._words = [word.encode() for word in words]
-        self.seen: set[str] = set()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def __enter__(self) -> Spy:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._stop.wait(0.2):
-            for entry in Path("/proc").iterdir():
-                if entry.name.isdigit():
-                    try:
-                        line = (entry / "cmdline").read_bytes()
-                    except OSError:
-                        continue
-                    if any(word in line for word in self._words):
-                        self.seen.add(line[:200].decode(errors="replace"))
-
-
-def secret_words(folder: Path) -> list[str]:
-    """Lines of the run's private key that would give it away."""
-    text = (folder / ".identity" / "run.key").read_text()
-    return [line for line in text.splitlines() if line and not line.startswith("-----")]
-
-
-def files_with(words: list[str], *roots: Path) -> list[str]:
-    found = []
-    for root in roots:
-        for path in root.rglob("*"):
-            if path.is_file() and path.name not in ("run.key",):
-                data = path.read_bytes()
-                if any(word.encode() in data for word in words):
-                    found.append(str(path))
-    return found
-
-
 def test_a_run_over_two_zones_loses_one_gets_it_again_and_finishes(
     slurm: Slurm, place: SlurmPlace
 ) -> None:
@@ -138,7 +91,7 @@ def test_a_run_over_two_zones_loses_one_gets_it_again_and_finishes(
     with place.start(*on_slurm(place, name), f"train.steps={STEPS}", name=name) as running:
         running.deadline = time.monotonic() + 1200.0
         running.until(lambda log: len(joined(log)) == 4, what="four machines report")
-        words = secret_words(running.folder)
+        words = secret_words(running.folder / ".identity")
         with Spy(words) as spy:
             reached("four machines report")
             assert {e["zone"] for e in of_kind(running.events, "node_joined")} == set(

@@ -60,19 +60,20 @@ def test_two_workers_of_any_device_train_as_one(crew, tokens, device, name, chan
 
 @pytest.mark.parametrize("device", ONE_DEVICE)
 def test_a_copy_has_what_was_there_when_it_was_asked_for(device):
-    """The next update waits for the event, as the trainer's does."""
-    copy = SideCopy(torch.device(device))
-    sources = [torch.full((1000,), float(n), device=device) for n in range(8)]
-    targets = [torch.empty(1000) for _ in sources]
-    event = copy.start([*zip(targets, sources, strict=True)])
-    if event is not None:
-        torch.cuda.current_stream().wait_event(event)
+    """The next update is held, as the trainer's is."""
+    sources = [torch.full((1_000_000,), float(n), device=device) for n in range(8)]
+    targets = [torch.empty(1_000_000) for _ in sources]
+    whole = []
+    pairs = [*zip(targets, sources, strict=True)]
+    copy = SideCopy(torch.device(device)).begin(pairs)
+    copy.see_through(
+        lambda seconds: whole.append(all(t.eq(float(n)).all() for n, t in enumerate(targets)))
+    )
+    copy.hold()
     for source in sources:
         source.zero_()
-    if event is not None:
-        event.synchronize()
-    for n, target in enumerate(targets):
-        assert target.eq(float(n)).all()
+    copy.wait()
+    assert whole == [True]
 
 
 @pytest.mark.matrix  # the compiler takes a minute to load and to run

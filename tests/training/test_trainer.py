@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from sailor.parallel.comm import Aborted, LoopbackCommunicator, Pending, loopback_groups
+from sailor.parallel.comm import Aborted, LoopbackCommunicator, Pending
+from sailor.parallel.groups import loopback_groups
+from sailor.parallel.layout import WorkerId
 from sailor.training.trainer import Trainer
 from tests.helpers.engine import a_gpt, a_llama, a_random_plan, a_replica, a_run, some_settings
 
@@ -308,6 +310,32 @@ class Gone(LoopbackCommunicator):
 
     def all_reduce(self, tensor: torch.Tensor) -> Pending:
         raise Aborted("this group was left and cannot be used again")
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_trainer_among_whom_one_was_replaced_goes_on_with_all_it_has(tokens, deterministic):
+    """Same ranks, another worker in one of them: for who stays, nothing but groups is new."""
+    before = a_run(*SAME_BITS["dp2"])
+    other = WorkerId(node="another", slot=0, incarnation=1)
+    after = replace(before, workers=(before.workers[0], other))
+    settings = some_settings(tokens, before, deterministic=deterministic)
+    trainers = [Trainer(layout=before, rank=0, settings=settings) for _ in range(2)]
+    for trainer in trainers:
+        trainer.initialise(before.kept[0])
+        trainer.connect(loopback_groups(before, 0))
+    moved, stayed = trainers
+    outcomes = []
+    for step in (1, 2, 3):
+        if step == 2:
+            moved.move_to(after, 0)
+            with pytest.raises(ValueError, match="connect first"):
+                moved.step(2, stop=False)
+            moved.connect(loopback_groups(after, 0))
+        outcomes.append([trainer.step(step, stop=False) for trainer in trainers])
+    assert [one.loss for one, _ in outcomes] == [other.loss for _, other in outcomes]
+    for box, tensors in stayed.state.items():
+        assert torch.equal(moved.state[box].weight, tensors.weight)
+        assert torch.equal(moved.state[box].moment2, tensors.moment2)
 
 
 def test_a_trainer_does_not_move_to_other_work(tokens):

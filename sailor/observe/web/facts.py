@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sailor.observe import words
-from sailor.observe.charts import thinned
+from sailor.observe.changing import waiting_for
 from sailor.observe.events import Event
 from sailor.observe.history import Generation, RunHistory
 from sailor.observe.ledger import NodeLife
-from sailor.observe.metrics import Metrics, kept_steps, measure
+from sailor.observe.metrics import Metrics, kept_steps, measure, thinned
 from sailor.observe.outlook import outlook
 from sailor.observe.picture import CAUSES
 from sailor.units import count, duration
@@ -82,7 +82,7 @@ def facts(story: Story, *, now: float, alive: bool = True) -> dict[str, Any]:
         "parameters": count(history.start("parameters") or 0),
         "step": step,
         "total_steps": total,
-        "doing": _doing(history, figures, status=status, step=step, total=total),
+        "doing": _doing(history, figures, status=status, step=step, total=total, now=now),
         "tiles": _tiles(history, figures, now=now),
         "durable": None if durable is None else {"step": durable.step, "t": durable.t},
         "time": _time(figures),
@@ -123,7 +123,7 @@ def pace(history: RunHistory) -> float:
 
 
 def _doing(
-    history: RunHistory, figures: Metrics, *, status: str, step: int, total: int
+    history: RunHistory, figures: Metrics, *, status: str, step: int, total: int, now: float
 ) -> str:  # fmt: skip
     if status != "running":
         return {"done": "reached its last step", "killed": "killed without a word"}.get(
@@ -133,6 +133,8 @@ def _doing(
         return "waiting for machines"
     if history.stop_asked is not None:
         return "stopping, and saving"
+    if (wait := waiting_for(history, now=now)) is not None:
+        return str(wait)
     if not history.trains or not step:
         return "starting"
     if (ahead := outlook(history)) is None:
@@ -188,7 +190,7 @@ def _node(life: NodeLife, story: Story, *, now: float) -> dict[str, Any]:
         "machine": life.machine_type,
         "terms": "spot" if life.spot else "on-demand",
         "state": life.state(),
-        "up": "" if life.joined_at is None else duration(max(0.0, end - life.joined_at)),
+        "up": "" if life.serves_from is None else duration(max(0.0, end - life.serves_from)),
         "price": f"${life.price_per_hour:.2f}/h",
         "cost": f"${life.cost(now=now):.2f}",
         "last": {"t": t, "text": text},

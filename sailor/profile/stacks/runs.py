@@ -13,6 +13,7 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,43 @@ def rate(text: str) -> float:
     return (float(ends[1]) * float(ends[2])) ** 0.5 if ends else number(text)
 
 
+# Stacks that compile, or whose documentation names fused norms, activations and rotations: XLA;
+# Apex and FlashAttention's kernels; Transformer Engine. llm.c's PyTorch script is run with
+# --compile.
+_FUSING = ("MaxText", "llm.c", "lit-gpt", "InternEvo", "NeMo", "Megatron-Core")
+
+
+def _fused(framework: str, notes: str) -> bool:
+    """Whether elementwise work is fused."""
+    return "torch.compile" in notes or any(name in framework for name in _FUSING)
+
+
+def _of_regular_test(row: Mapping[str, str]) -> bool:
+    """Megatron-LM's own tests with Transformer Engine ask for its unfused attention
+    (tests/functional_tests, model_config.yaml: attention-backend), save those that resume and those
+    with context parallelism, which it lacks."""
+    model = row["model"]
+    return model.startswith("gpt3_mcore_te") and "resume" not in model and "cp2" not in model
+
+
+def _dated(row: Mapping[str, str]) -> float:
+    """Year and month in the name of the source's page ("llama3_h100_202412"); 0 where none is."""
+    found = re.search(r"(20\d\d)-?(0[1-9]|1[0-2])", row.get("source_detail", ""))
+    return float(found[1] + found[2]) if found else 0.0
+
+
+def _stages(notes: str, *, layers: float, pp: float) -> list[float]:
+    """Blocks of each stage, from a note that counts embedding and head as layers of the first and
+    the last ("stage layers [7, 9, 9, 9] (incl. embedding+head layers)"); even where none says."""
+    found = re.search(r"stage layers \[([\d, ]+)\] \(incl", notes)
+    stated = [float(part) for part in found[1].split(",")] if found else []
+    if len(stated) != pp or sum(stated) != layers + 2:
+        return [float(ceil(layers / pp - 1e-9))] * int(pp)
+    stated[0] -= 1
+    stated[-1] -= 1
+    return stated
+
+
 def _gpu(name: str) -> GpuType:
     """The GPU of a run."""
     return GPU_TYPES[_GPU_NAMES[name]]
@@ -156,6 +194,10 @@ def _values(row: Mapping[str, str]) -> dict[str, float]:
     kv_heads = number(row["kv_heads"]) or heads
     vocab = number(row["vocab"]) or 50304.0
     gated = "swiglu" in row["arch"]
+    if gated and inner % 64:
+        # Two thirds of four times the hidden size, as some sources give it, is what LLaMA's code
+        # and those after it round up to a multiple of 256 (model.py, multiple_of).
+        inner = 256.0 * ceil(inner / 256)
     block = hidden * (2 * hidden + 2 * hidden * kv_heads / heads)
     block += hidden * inner * (3 if gated else 2)
     matrices = 2 if "untied" in row["arch"] else 1
@@ -163,8 +205,16 @@ def _values(row: Mapping[str, str]) -> dict[str, float]:
     tp, pp, cp = (max(1.0, number(row[name], 1.0)) for name in ("tp", "pp", "cp"))
     dp = number(row["dp"]) or num_gpus / tp / pp / cp
     stated = number(row["micro_batch"])
-    # torchtitan's figure is a rank's whole batch, which its pipeline schedule cuts into ones.
-    microbatch = 1.0 if "torchtitan" in row["framework"] and pp > 1 else stated or 1.0
+    titan = "torchtitan" in row["framework"]
+    # torchtitan's figure is a rank's whole batch; its pipelines of 2024 cut that into as many
+    # microbatches as there are stages (pipelining_utils.py: n_microbatches, by default the degree).
+    microbatch = max(1.0, stated / pp) if titan and pp > 1 else stated or 1.0
+    notes = row.get("notes", "")
+    # Its interleaved schedules place two stages on a rank (pipelining_utils.py, stages_per_rank).
+    interleaving = 2.0 if titan and "interleaved" in notes else 1.0
+    stages = _stages(notes, layers=layers, pp=pp)
+    # A later stage with more blocks may hold more, though fewer microbatches are in flight there.
+    fullest = max((blocks * (pp - i), blocks, float(i)) for i, blocks in enumerate(stages))[1:]
     sharding, recompute = row["zero_fsdp"], row["recompute"]
     kernel, precision = row["flash_attn"], row["precision"]
     machine_gpus = number(row["gpus_per_node"], 8.0) or 8.0
@@ -185,8 +235,11 @@ def _values(row: Mapping[str, str]) -> dict[str, float]:
         "microbatch_stated": float(bool(stated)),
         "tp": tp, "pp": pp, "cp": cp, "dp": dp,
         # Megatron and Llama 3 balance context parallelism (Llama Team 2024, section 3.3.2).
-        "contiguous_context": float("torchtitan" in row["framework"] and cp > 1),
-        "interleaving": max(1.0, number(row["vpp"], 1.0)),
+        "contiguous_context": float(titan and cp > 1),
+        "interleaving": max(interleaving, number(row["vpp"], 1.0)),
+        "first_blocks": stages[0], "inner_blocks": max(stages), "last_blocks": stages[-1],
+        "fullest_blocks": fullest[0], "fullest_stage": fullest[1],
+        "stages_stated": float(len(set(stages)) > 1),
         "num_gpus": num_gpus, "machine_gpus": machine_gpus,
         "nvlink_gpus": _NVLINK_DOMAIN.get(gpu.name, machine_gpus),
         "network_bytes": 1e9 / 8
@@ -205,7 +258,9 @@ def _values(row: Mapping[str, str]) -> dict[str, float]:
         "recompute_cheap": float(
             recompute.startswith("selective(") and recompute != "selective(op)"
         ),
-        "fused_attention": float(not kernel.startswith("no")),
+        "fused_attention": float(not kernel.startswith("no") and not _of_regular_test(row)),
+        # torchtitan compiles its loss since April 2025 (pull request 1033): logits never widen.
+        "compiled_loss": float(titan and "torch.compile" in notes and _dated(row) >= 202504),
         "fast_attention": float(
             kernel.startswith(("TE", "cudnn")) and kind in ("H100", "B200")
         ),
@@ -219,7 +274,9 @@ def _values(row: Mapping[str, str]) -> dict[str, float]:
         # Megatron-Core's recipes ask for it (--overlap-grad-reduce, --overlap-param-gather).
         "overlapped_reduction": float("dist-optimizer" in sharding),
         "shard_group": 8.0 if "group 8" in sharding else 4.0 if "group 4" in sharding else 0.0,
+        "deepspeed": float("DeepSpeed" in row["framework"]),
         "early_zero3": float(sharding == "zero3"),
+        "fused_kernels": float(_fused(row["framework"], notes)),
         "eager_python": float(
             any(name in row["framework"] for name in ("DeepSpeed", "Sailor", "Megatron-LM"))
         ),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sailor.profile.stacks.priors import ATTENTION_BACKWARD, LAUNCHES, STEP
+from sailor.profile.stacks.priors import ATTENTION_BACKWARD, LAUNCHES, STEP, TENSORS
 from sailor.profile.stacks.runs import Column, Mask, Runs
 
 NAMES = tuple(STEP)
@@ -37,9 +37,14 @@ def step_terms(runs: Runs, numbers: Column) -> dict[str, Column]:
     link = runs["link"] * p["link_share"] * np.where(runs["tcp"] > 0, p["host_share"], 1.0)
     block, exchange = _block(runs, p, link, network)
     head = _head(runs, p)
-    blocks = np.ceil(runs["layers"] / runs["pp"] - 1e-9)
     pipelined = runs["pp"] > 1
-    compute = blocks * (block + exchange) + np.where(pipelined, p["end_stage"] * head, head)
+    # The slowest stage sets the pace. Where a source states its stages, that is a long one inside
+    # or the last with the head; elsewhere even ones, and a last one that has little to spare.
+    ends = (runs["inner_blocks"] - runs["last_blocks"]) * (block + exchange) < head
+    blocks = np.where(ends, runs["last_blocks"], runs["inner_blocks"])
+    shown = np.where(runs["stages_stated"] > 0, ends, p["end_stage"])
+    shown = np.where(pipelined, shown, 1.0) * head
+    compute = blocks * (block + exchange) + shown
     gather = _gathering(runs, p, link, network, several)
     width = np.where(runs["fp32"] > 0, 4.0, 2.0)
     tokens = runs["microbatch"] * runs["tokens_per_sequence"] / runs["cp"]
@@ -50,12 +55,14 @@ def step_terms(runs: Runs, numbers: Column) -> dict[str, Column]:
     rounds = np.maximum(1.0, runs["global_batch"] / (runs["microbatch"] * runs["dp"]))
     # Weights are gathered while the block before computes; some of the shorter one shows.
     hidden = np.maximum(gather - compute, 0.0) + p["gather_exposed"] * np.minimum(compute, gather)
+    # The first ZeRO-3 waited for every gather (DeepSpeed issue 1069).
+    hidden = np.where(runs["early_zero3"] > 0, gather, hidden)
     # A pipeline fills by what its other stages take for one microbatch, as in timing.py.
     others = np.maximum(runs["layers"] * (block + exchange) + head - compute, 0.0)
     return {
         "compute": rounds * blocks * block,
         "tensor-parallel exchange": rounds * blocks * exchange,
-        "head": rounds * np.where(pipelined, p["end_stage"] * head, head),
+        "head": rounds * shown,
         # In a pipeline weights stay whole for a step: they would be gathered for every microbatch.
         "weight gathering": np.where(pipelined, 1.0, rounds) * hidden,
         "stage to stage": rounds * send,
@@ -110,10 +117,14 @@ def _block(runs: Runs, p: dict[str, float], link: Column, network: Column) -> tu
     )
     whole = hidden * 10 / np.where(runs["sequence_parallel"] > 0, tp, 1.0)
     cut = (hidden * 4 + inner * (3 + 2 * runs["gated"])) / tp
-    elementwise = tokens * (whole + cut) * width * p["elementwise"] / bandwidth
+    # Compilers and fused kernels keep in registers what eager kernels write and read again.
+    passes = np.where(runs["fused_kernels"] > 0, p["elementwise_fused"], p["elementwise"])
+    elementwise = tokens * (whole + cut) * width * passes / bandwidth
     launch = LAUNCHES * np.where(runs["eager_python"] > 0, p["launch_python"], p["launch"])
     forward = np.hypot(products + attention + elementwise, launch)
     backward = np.hypot(2 * (products + elementwise) + ATTENTION_BACKWARD * attention, 2 * launch)
+    # Every microbatch's gradient is added to the sum: two reads and a write.
+    backward = backward + 3 * width * runs["block_parameters"] / tp / bandwidth
     again = (
         runs["recompute_all"] * forward
         + runs["recompute_attention"] * p["recompute_attention"] * attention
@@ -163,7 +174,9 @@ def _gathering(
     )
     each = np.where(across, held * rings / network, held * (group - 1) / group / link)
     each = each / np.where(runs["early_zero3"] > 0, p["early_zero3"], 1.0)
-    starts = 3 * runs["layers"] / runs["pp"] * group * p["gather_seconds"]
+    # It gathered tensor by tensor too, until pull request 1453; others a block at a time.
+    at_once = np.where(runs["early_zero3"] > 0, TENSORS, 1.0)
+    starts = 3 * runs["layers"] / runs["pp"] * at_once * group * p["gather_seconds"]
     seconds: Column = sharded * ((3 - runs["sharded_gradients"]) * each + starts)
     return seconds
 
@@ -181,6 +194,8 @@ def _reduction(
     held = runs["parameters"] / runs["tp"] / runs["pp"]
     dp = runs["dp"]
     moved = held * 2 * width * (dp - 1) / np.maximum(dp, 1.0)
+    # DeepSpeed's ZeRO-1 sums whole gradients and gathers weights after (DeepSpeed issue 5758).
+    moved = moved * np.where((runs["sharded_optimizer"] > 0) & (runs["deepspeed"] > 0), 1.5, 1.0)
     rings = np.minimum(runs["machine_gpus"], runs["tp"] * runs["pp"])
     alone = runs["sharded_gradients"] * (runs["pp"] <= 1)
     sharded = np.minimum(1.0, runs["sharded_all"] + alone + runs["sharded_machine"])
