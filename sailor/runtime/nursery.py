@@ -33,6 +33,7 @@ from sailor.runtime.watchdog import (
     Pace,
     ProgressPage,
     Starvation,
+    Watch,
     is_hung,
     is_stopped,
     kernel_state,
@@ -338,10 +339,11 @@ class Nursery:
             await asyncio.sleep(_TELLING_S)
 
     async def _watch(self) -> None:
-        looked_at = time.monotonic()
+        watch = Watch(time.monotonic())
         while True:
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()
+            watch.look(now)
             for child in list(self.children.values()):
                 child.states.append(kernel_state(child.pid))
                 progress = self._page.read(child.worker.slot)
@@ -351,7 +353,7 @@ class Nursery:
                     stopped_looks=stopped_looks(child.states),
                     starved_s=child.tickless.since(progress.ticked_at, delay_s=delay_s),
                 )
-                if not child.cause and is_stopped(look, now=now, previous_look_at=looked_at):
+                if not child.cause and is_stopped(look, now=now, watched_since=watch.since):
                     child.cause = "stopped"
                     self._kill(child)
                 moved_at = max(progress.moved_at, progress.waited_at)
@@ -359,12 +361,11 @@ class Nursery:
                 child.pace.look(progress, generation=child.generation)
                 steps = child.pace.step_seconds
                 if not child.cause and is_hung(
-                    progress, steps, now=now, previous_look_at=looked_at, starved_s=starved_s
+                    progress, steps, now=now, watched_since=watch.since, starved_s=starved_s
                 ):
                     child.cause = f"{_HUNG}: neither steps nor waits for a peer"
                     await self._have_told(child)
                     self._kill(child)
-            looked_at = now
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

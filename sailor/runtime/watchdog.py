@@ -30,6 +30,7 @@ TICK_S = 0.1  # well below LOOK_S: between two looks at a worker that runs there
 STALE_S = 3.0  # of 30 missed ticks: a loaded machine delays a thread, but not that long
 STOPPED_LOOKS = 2  # looks in a row that must find it stopped: a debugger's pause is shorter
 LOOK_S = 0.25
+LAPSE_S = 4 * LOOK_S  # without a look: we stood still ourselves, with the whole machine perhaps
 SILENT_S = 0.75  # without a tick before "stopped" is believed: a node that is slowed down runs, too
 
 # An exchange between workers waits for the slowest of them to get there: for as long as its part of
@@ -173,17 +174,30 @@ class Look:
     starved_s: float = 0.0
 
 
-def is_stopped(look: Look, *, now: float, previous_look_at: float) -> bool:
+class Watch:
+    """Since when somebody has looked without a lapse."""
+
+    def __init__(self, now: float) -> None:
+        self._looked_at = self.since = now
+
+    def look(self, now: float) -> None:
+        """A look is taken: the watch begins anew with it if the last one is long past."""
+        if now - self._looked_at > LAPSE_S:
+            self.since = now
+        self._looked_at = now
+
+
+def is_stopped(look: Look, *, now: float, watched_since: float) -> bool:
     """Whether a worker is to be ended for being stopped.
 
     One that is stopped at every look but ticks in between is slow, not stopped: a busy host may
-    take a machine's time away in slices. If we ourselves did not get to look for long (the whole
-    machine paused), its silence proves nothing yet.
+    take a machine's time away in slices. Silence counts from where we watched: before that the
+    whole machine may have stood still, and who wakes up first is no reason to end the others.
     """
-    if look.stopped_looks >= STOPPED_LOOKS and now - look.ticked_at > SILENT_S:
+    silent_s = now - max(look.ticked_at, watched_since)
+    if look.stopped_looks >= STOPPED_LOOKS and silent_s > SILENT_S:
         return True
-    we_were_late = now - previous_look_at > 4 * LOOK_S
-    return now - look.ticked_at - look.starved_s > STALE_S and not we_were_late
+    return silent_s - look.starved_s > STALE_S
 
 
 class Pace:
@@ -226,7 +240,7 @@ def is_hung(
     step_seconds: Sequence[float],
     *,
     now: float,
-    previous_look_at: float,
+    watched_since: float,
     starved_s: float = 0.0,
 ) -> bool:
     """Whether a worker that ticks is to be ended, for its training thread hangs.
@@ -234,10 +248,9 @@ def is_hung(
     A thread that waits for a peer says so all the time; one that computes finishes a step before
     long. How long that takes is known after some steps; until then an exchange's time-out decides.
     """
-    we_were_late = now - previous_look_at > 4 * LOOK_S
-    if progress.doing is not Doing.training or len(step_seconds) < KNOWN_STEPS or we_were_late:
+    if progress.doing is not Doing.training or len(step_seconds) < KNOWN_STEPS:
         return False
-    still_s = now - max(progress.moved_at, progress.waited_at) - starved_s
+    still_s = now - max(progress.moved_at, progress.waited_at, watched_since) - starved_s
     return still_s > HUNG_MARGIN_S + HUNG_STEPS * median(step_seconds)
 
 

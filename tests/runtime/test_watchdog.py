@@ -16,7 +16,6 @@ from sailor.runtime.watchdog import (
     HUNG_STEPS,
     KNOWN_STEPS,
     LEAST_EXCHANGE_S,
-    LOOK_S,
     SILENT_S,
     STALE_S,
     STOPPED_LOOKS,
@@ -28,6 +27,7 @@ from sailor.runtime.watchdog import (
     ProgressPage,
     Starvation,
     Ticker,
+    Watch,
     exchange_timeout_s,
     is_hung,
     is_stopped,
@@ -39,27 +39,27 @@ from sailor.runtime.watchdog import (
 
 
 @pytest.mark.parametrize(
-    ("silent_s", "stopped", "since_last_look_s", "verdict"),
+    ("silent_s", "stopped", "watched_s", "verdict"),
     [
-        (0.1, 0, LOOK_S, False),  # ticks: whatever it waits for, it is not to blame
-        (STALE_S - 0.1, 0, LOOK_S, False),  # a thread may be late on a loaded machine
-        (STALE_S + 0.1, 0, LOOK_S, True),  # its interpreter hangs
-        (0.4, STOPPED_LOOKS - 1, LOOK_S, False),  # a pause as short as a debugger's
-        (SILENT_S + 0.1, STOPPED_LOOKS, LOOK_S, True),  # SIGSTOP
-        (
-            SILENT_S - 0.1,
-            STOPPED_LOOKS,
-            LOOK_S,
-            False,
-        ),  # ticks between two looks: it is slowed down
-        (60.0, 0, 60.0, False),  # the whole machine was paused: look again
+        (0.1, 0, 60.0, False),  # ticks: whatever it waits for, it is not to blame
+        (STALE_S - 0.1, 0, 60.0, False),  # a thread may be late on a loaded machine
+        (STALE_S + 0.1, 0, 60.0, True),  # its interpreter hangs
+        (0.4, STOPPED_LOOKS - 1, 60.0, False),  # a pause as short as a debugger's
+        (SILENT_S + 0.1, STOPPED_LOOKS, 60.0, True),  # SIGSTOP
+        (SILENT_S - 0.1, STOPPED_LOOKS, 60.0, False),  # ticks in between: it is slowed down
+        # The whole machine stood still for a minute, and the agent woke up first.
+        (60.0, 0, 0.0, False),
+        (60.3, STOPPED_LOOKS, 0.3, False),
+        (60.3, 0, 0.3, False),
+        (60.8, STOPPED_LOOKS, 0.8, True),  # it alone was not woken
+        (63.1, 0, 3.1, True),
         (60.0, STOPPED_LOOKS, 60.0, True),
     ],
 )
-def test_the_judgement(silent_s, stopped, since_last_look_s, verdict) -> None:
+def test_the_judgement(silent_s, stopped, watched_s, verdict) -> None:
     now = 1000.0
     look = Look(ticked_at=now - silent_s, stopped_looks=stopped)
-    assert is_stopped(look, now=now, previous_look_at=now - since_last_look_s) is verdict
+    assert is_stopped(look, now=now, watched_since=now - watched_s) is verdict
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ BOUND_S = HUNG_MARGIN_S + HUNG_STEPS * 2.0  # of steps that take 2 s
 STEPS_OF_2S = (2.0, 1.0, 2.0, 5.0)
 
 
-def hung(progress, *, after_s, steps=STEPS_OF_2S, looked_s_ago=0.25):
+def hung(progress, *, after_s, steps=STEPS_OF_2S, watched_s=1000.0):
     now = progress.moved_at + after_s
-    return is_hung(progress, steps, now=now, previous_look_at=now - looked_s_ago)
+    return is_hung(progress, steps, now=now, watched_since=now - watched_s)
 
 
 def test_a_thread_that_neither_steps_nor_waits_for_much_longer_than_a_step_hangs():
@@ -142,7 +142,7 @@ def test_a_thread_that_neither_steps_nor_waits_for_much_longer_than_a_step_hangs
 def test_time_in_which_a_thread_got_no_turn_is_not_its_fault():
     """Once a machine with 30 processes on 2 cores had its worker ended for this."""
     late = seen().moved_at + BOUND_S + 5.0
-    judged = {"now": late, "previous_look_at": late - 0.25}
+    judged = {"now": late, "watched_since": 0.0}
     assert is_hung(seen(), STEPS_OF_2S, **judged, starved_s=4.9)
     assert not is_hung(seen(), STEPS_OF_2S, **judged, starved_s=5.1)
     tick = {"ticked_at": late - STALE_S - 1.0, "stopped_looks": 0}
@@ -177,8 +177,19 @@ def test_before_it_is_known_how_long_a_step_takes_nobody_is_blamed():
     assert not hung(seen(), after_s=1e6, steps=STEPS_OF_2S[: KNOWN_STEPS - 1])
 
 
-def test_whoever_could_not_look_for_long_blames_nobody():
-    assert not hung(seen(), after_s=1e6, looked_s_ago=30.0)
+def test_time_in_which_nobody_looked_is_not_held_against_a_worker():
+    assert not hung(seen(), after_s=1e6, watched_s=BOUND_S - 0.1)
+    assert hung(seen(), after_s=1e6, watched_s=BOUND_S + 0.1)
+
+
+def test_a_watch_begins_anew_after_a_lapse():
+    watch = Watch(100.0)
+    watch.look(100.3)
+    watch.look(100.6)
+    assert watch.since == 100.0
+    watch.look(108.6)  # stopped with all its machine
+    watch.look(108.9)
+    assert watch.since == 108.6
 
 
 def test_a_pace_is_that_of_one_generation():
