@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sailor.parallel.layout import Layout
-from sailor.runtime import reserve
+from sailor.runtime import reserve, wishes
 from sailor.runtime.commands import (
     ChooseSources,
     Command,
@@ -55,7 +55,7 @@ def want_plan(run: Run, at: float, *, cause: str) -> Outcome:
                 return run, commands + more
             if t.stage is Stage.halt and not t.planned and reserve.kept_layout(run) is None:
                 return run, []  # the plan that is asked for next will count it in
-            return replace(run, reconsider=run.reconsider or cause), []
+            return wishes.wished(run, at, cause=cause), []
         case Phase.parked:
             return begin_unplanned(run, at, cause=run.pause.cause if run.pause else cause)
     return run, []
@@ -82,21 +82,20 @@ def begin_planned(run: Run, at: float, *, cause: str) -> Outcome:
         deadline=at + run.limits.plan_s,
         halt_due=min(leaving) - run.limits.leave_margin_s if leaving else None,
     )
-    run = replace(
-        run, phase=Phase.transition, generation=generation, transition=transition, reconsider=""
-    )
+    run = wishes.fulfilled(run)
+    run = replace(run, phase=Phase.transition, generation=generation, transition=transition)
     started = record("transition_started", generation=generation, cause=cause, planned=True)
     if kept is not None:
         run, commands = _prepare(run, transition, kept, at)
         return run, [started, *reserve.promoted(run, kept), *commands]
     # A wish to move that nobody can grant is no reason to plan without the machine.
-    wishes = {
+    moves = {
         name: replace(node, moving="", moving_to="")
         for name, node in run.nodes.items()
         if node.moving
     }
-    run = replace(run, nodes={**run.nodes, **wishes})
-    members = reserve.everybody(run) if must and not wishes else reserve.crew(run)
+    run = replace(run, nodes={**run.nodes, **moves})
+    members = reserve.everybody(run) if must and not moves else reserve.crew(run)
     return run, [started, Replan(generation=generation, members=members, previous=run.active)]
 
 
@@ -112,6 +111,8 @@ def begin_unplanned(run: Run, at: float, *, cause: str, silent_s: float = 0.0) -
     commands: list[Command] = []
     if run.transition is not None:
         commands.append(_drop_command(run, run.transition))
+        if run.transition.planned:
+            run = wishes.wished_again(run, at, cause=run.transition.cause)
     transition = Transition(
         generation=generation,
         cause=pause.cause,
@@ -128,7 +129,6 @@ def begin_unplanned(run: Run, at: float, *, cause: str, silent_s: float = 0.0) -
         generation=generation,
         transition=transition,
         pause=pause,
-        reconsider="",
         stumble=None,
         restarts=run.restarts + 1,
         parked_at=None,
@@ -228,7 +228,7 @@ def stage_done(run: Run, at: float) -> Outcome:
                 return run, [*reserve.promoted(run, kept), *commands]
             first = run.active is None and not run.step
             members = reserve.crew(run) if first else reserve.everybody(run)
-            run = replace(_timed(run, at), reconsider="")
+            run = wishes.fulfilled(_timed(run, at))
             run = _enter(run, t, Stage.plan, at)
             return run, [Replan(generation=t.generation, members=members, previous=run.active)]
         case Stage.prepare if t.planned and run.active is not None:
@@ -290,6 +290,7 @@ def _go(run: Run, t: Transition, layout: Layout, at: float) -> Outcome:
         step=t.step,
         finished=frozenset(),
         below=None,
+        setbacks=run.setbacks if run.active is not None and _same(run.active, layout) else 0,
     )
     run = reserve.settled(run)
     for name, node in run.nodes.items():
@@ -354,6 +355,14 @@ def _same(a: Layout, b: Layout) -> bool:
     return a.workers == b.workers and a.plan == b.plan
 
 
+def fail(run: Run, at: float, *, why: str) -> Outcome:
+    """Give up a planned transition before its halt because it did not work: try again later."""
+    t = run.transition
+    assert t is not None
+    run, commands = drop(run, why=why)
+    return wishes.wished_again(run, at, cause=t.cause), commands
+
+
 def drop(run: Run, *, why: str) -> Outcome:
     """Give up a planned transition before its halt; the old generation trains on."""
     t = run.transition
@@ -377,9 +386,9 @@ def overdue(run: Run, t: Transition, at: float) -> Outcome:
     what = f"{t.stage.value} took over {at - t.entered_at:.0f} s"
     match t.stage:
         case Stage.plan if t.planned:
-            return drop(run, why=what)
+            return fail(run, at, why=what)
         case Stage.prepare if t.planned:
-            return drop(run, why=f"{what}, waiting for {', '.join(laggards)}")
+            return fail(run, at, why=f"{what}, waiting for {', '.join(laggards)}")
         case Stage.halt if not t.planned and not laggards:
             return stage_done(run, at)  # a worker that does not come back: do without
         case Stage.halt if t.planned:

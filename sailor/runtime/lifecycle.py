@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sailor.parallel.layout import WorkerId
-from sailor.runtime import reserve
+from sailor.runtime import reserve, wishes
 from sailor.runtime.adoption import adopted, rejoined, waited
 from sailor.runtime.change import (
     Outcome,
@@ -27,6 +27,7 @@ from sailor.runtime.change import (
     begin_unplanned,
     drop,
     end_run,
+    fail,
     layouts,
     overdue,
     planned,
@@ -141,7 +142,7 @@ def _settled(run: Run, at: float) -> Outcome:
             return stop(run, at, run.stop, boundary=True)
         if run.phase is Phase.parked:
             return stop(run, at, run.stop, boundary=False)
-    if run.reconsider and run.phase is Phase.training:
+    if run.phase is Phase.training and wishes.due(run, at):
         return begin_planned(run, at, cause=run.reconsider)
     return run, []
 
@@ -325,7 +326,7 @@ def _node_failed(run: Run, event: NodeFailed) -> Outcome:
         return run, []
     cause = f"{event.node} failed to {t.stage.value}: {event.reason}"
     if run.training:
-        run, commands = drop(run, why=cause)
+        run, commands = fail(run, event.at, why=cause)
         if run.active is not None and event.node not in run.active.nodes:
             # Whoever was to take over cannot: try the next one, with the same wishes and notices.
             run, more = _try_again(reserve.unfit(run, event.node), event.at, cause=cause)

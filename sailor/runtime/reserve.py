@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from sailor.parallel.layout import Layout, Member
 from sailor.parallel.stand_in import stand_in
+from sailor.runtime import wishes
 from sailor.runtime.commands import Command, Record, SendWarm
 from sailor.runtime.state import Node, Run, TransitionStage
 
@@ -42,9 +43,12 @@ def _free(run: Run) -> list[Node]:
 
 
 def crew(run: Run) -> tuple[Member, ...]:
-    """Who a plan that nothing forces may count on: everybody but those who stand by."""
+    """Who a plan that nothing forces may count on: everybody but those who stand by and, after
+    changes that came to nothing, those they failed at."""
     apart = standbys(run)
-    return tuple(n.member for n in staying(run) if n.member.node not in apart)
+    given_up = run.setbacks >= wishes.PATIENT_WITH_ONE
+    there = [n for n in staying(run) if not (n.unfit and given_up)]
+    return tuple(n.member for n in there if n.member.node not in apart)
 
 
 def everybody(run: Run) -> tuple[Member, ...]:

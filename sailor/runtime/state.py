@@ -166,6 +166,8 @@ class Run:
     intact: bool = False  # the active generation's workers still hold its state live
     transition: Transition | None = None
     reconsider: str = ""  # why to plan again as soon as the present transition is over
+    reconsider_at: float = 0.0  # and no earlier than this
+    setbacks: int = 0  # planned changes in a row that came to nothing
     pause: Pause | None = None  # the interruption under way
     resumed_at: float = 0.0  # when the active generation was told to go
     step: int = 0  # newest step known to be applied

@@ -145,6 +145,28 @@ def test_a_machine_that_joins_is_taken_in_and_no_step_is_done_twice(
     assert check.redone(ended.events) == 0
 
 
+def test_a_loss_while_a_machine_is_taken_in_does_not_leave_it_out(
+    place: Place, undisturbed: Undisturbed
+):
+    steps = 300
+    with place.start(
+        "cloud.nodes=2", f"train.steps={steps}", script=[{"kind": "join", "at": 4}]
+    ) as run:
+        run.until(lambda log: "node-3" in joined(log), what="the newcomer is there")
+        newcomer = run.pid_of("node-3")
+        os.killpg(newcomer, signal.SIGSTOP)  # being taken in takes as long as we like
+        os.kill(run.pid_of_worker("node-1/0"), signal.SIGKILL)
+        run.until(lambda log: of_kind(log, "worker_lost"), what="the loss is known")
+        os.killpg(newcomer, signal.SIGCONT)
+        ended = run.wait()
+    assert ended.code == 0, ended.told()
+    hold_to_invariants(ended, undisturbed(steps), steps=steps)
+    two, three = "pp2 x dp1 x tp1", "pp3 x dp1 x tp1"
+    assert layouts(ended.events) == [two, two, three]  # who is left comes first, then who is new
+    causes = [e["cause"] for e in of_kind(ended.events, "transition_started")]
+    assert causes[-1] == "again: node-3 joined"
+
+
 def test_losses_in_a_row_and_one_during_a_recovery_change_nothing(
     place: Place, undisturbed: Undisturbed
 ):

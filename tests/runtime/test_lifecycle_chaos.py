@@ -16,6 +16,7 @@ from sailor.runtime import happenings as h
 from sailor.runtime import state as s
 from sailor.runtime.lifecycle import advance
 from sailor.runtime.reserve import standbys
+from sailor.runtime.wishes import LONGEST_WAIT_S
 from tests.helpers.builders import a_layout, a_member, a_plan
 
 TOTAL_STEPS = 400
@@ -24,7 +25,7 @@ TOTAL_STEPS = 400
 class World:
     """Nodes that do as they are told after a random delay, or die first."""
 
-    def __init__(self, seed: int, *, standbys: int = 0) -> None:
+    def __init__(self, seed: int, *, standbys: int = 0, total_steps: int = TOTAL_STEPS) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.pending: list[tuple[float, h.Event]] = []
@@ -32,7 +33,8 @@ class World:
             initial_nodes=3 + standbys, standbys=standbys, assemble_s=20, max_restarts=10_000,
             park_s=1e9,
         )  # fmt: skip
-        self.run = s.Run(limits=limits, total_steps=TOTAL_STEPS)
+        self.total_steps = total_steps
+        self.run = s.Run(limits=limits, total_steps=total_steps)
         self.alive: dict[str, int] = {}  # node -> incarnation of its one worker
         self.next_node = 0
         self.training: tuple[int, set[str]] | None = None  # generation and nodes that step
@@ -221,7 +223,7 @@ class World:
         assert self.training is not None
         generation, nodes = self.training
         assert nodes <= set(self.alive), "a generation with a dead node cannot step"
-        if self.step >= TOTAL_STEPS:
+        if self.step >= self.total_steps:
             for node in sorted(nodes):
                 self.feed(h.NodeFinished(at=self.now, generation=generation, node=node))
             return
@@ -262,6 +264,26 @@ def test_whoever_stops_a_run_in_any_state_has_it_saved_soon(seed):
     world.pass_time(limits.boundary_s + limits.prepare_s + limits.save_s)
     assert world.finish is not None
     assert world.finish.end is s.End.interrupted
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_once_it_is_quiet_nobody_who_could_train_is_left_out(seed):
+    """Machines that join are paid for, whatever befell the change that was to take them in."""
+    world = World(seed, standbys=seed % 3, total_steps=100_000)
+    for _ in range(3 + seed % 3):
+        world.join()
+    for _ in range(40):
+        world.something_happens()
+        world.pass_time(world.random.choice([0.1, 0.5, 2.0]))
+    world.chaos = False
+    world.pass_time(LONGEST_WAIT_S + 2 * world.run.limits.boundary_s)
+    run = world.run
+    if len(world.alive) < 2:
+        assert run.phase is s.Phase.parked
+        return
+    assert run.phase is s.Phase.training
+    failed = {name for name, node in run.nodes.items() if node.unfit}
+    assert set(run.active.nodes) >= set(world.alive) - set(standbys(run)) - failed
 
 
 def assert_it_finishes_whatever_comes(seed: int) -> None:
