@@ -76,6 +76,17 @@ def check_one_owner(log: Sequence[Event]) -> None:
     assert owners == sorted(owners), f"kept steps belong to generations {owners}"
 
 
+def unheard(log: Sequence[Event]) -> int:
+    """Steps that were done while there was no controller to hear, and to compare, anything."""
+    steps, newest = 0, 0
+    for event in log:
+        if event.kind == "adopted":
+            steps += max(0, event["step"] - newest)
+        if event.kind in ("step", "adopted"):
+            newest = max(newest, event["step"])
+    return steps
+
+
 def check_replicas(log: Sequence[Event], *, at_least: int) -> None:
     """I2: all owners of every box had the same bytes, at as many steps as could be compared."""
     assert [e.fields for e in log if e.kind == "replicas_differ"] == []
