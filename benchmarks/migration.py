@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.core_share import CoreShares
 from benchmarks.document import machine, show
 from benchmarks.migration_beyond import SIZES, beyond
 from benchmarks.migration_figures import Change, changes, losses, usual_interval
@@ -35,6 +36,9 @@ from sailor.simulate.costs import measured
 TOGETHER = 2  # machines that are moved at one moment
 _COMPARED = 60  # steps of the undisturbed part that others are compared with
 _AT_A_STEADY_RATE = 2  # moves of the run that is compared with undisturbed ones
+# Of a core, for each machine where the number of workers is compared: eight, one that stands by
+# and the command fit on two cores.
+_SHARE = 0.15
 _CALM = 6  # steps before something is done to a run: enough for a median, and for its standbys
 
 
@@ -84,6 +88,8 @@ def report(
     restart_steps = restarted_s / usual_interval(restart_log)
     reference = losses(restart_log)
     growth, from_to = _growth(planned), f"growth {min(planned)} to {max(planned)} workers <= 25 %"
+    shares = _with_shares(folder, sizes=(min(sizes), max(sizes)), moves=moves)
+    shared_growth = _growth({n: _planned(found) for n, found in shares.items()}) if shares else {}
     shared = f"on {os.cpu_count()} shared cores"
     pause = _median_gap(planned[main_size])
     larger = beyond(
@@ -116,6 +122,8 @@ def report(
         },
         "growth_2_to_8": growth["stood_still_s"],
         "growth_of": growth,
+        "core_share": _SHARE,
+        "growth_with_a_core_share_each": shared_growth,
         "pause_steps_one_moved": _median_gap(alone),
         "pause_steps_two_moved_at_once": _median_gap(together),
         "two_at_once_over_one": median(c.stood_s for c in together)
@@ -143,6 +151,9 @@ def report(
         f"{from_to}: seconds that all stand still, {shared}": growth["stood_still_s"] <= 1.25,
         f"{from_to}: the same in median steps": growth["stood_still_steps"] <= 1.25,
         f"{from_to}: processor time of who stays": growth["stayer_cpu_s"] <= 1.25,
+        f"{from_to}: seconds that all stand still, {_SHARE:g} core for each": (
+            shared_growth["stood_still_s"] <= 1.25 if shared_growth else None
+        ),
         f"two moved at once <= 1.25 of one, {shared}": figures["two_at_once_over_one"] <= 1.25,
         "two moved at once <= 1.25 of one, processor time of who comes": figures[
             "newcomer_cpu_two_at_once_over_one"
@@ -167,6 +178,7 @@ def report(
                 name: [_plain(c) for c in cs]
                 for name, cs in (
                     *((f"{n} workers", run["changes"]) for n, run in by_size.items()),
+                    *((f"{n} workers, {_SHARE:g} core each", cs) for n, cs in shares.items()),
                     ("no sandbox", without["changes"]),
                     ("one, and two at once", several),
                     ("replaced cold", changes(replaced)),
@@ -199,6 +211,27 @@ def _moved(folder: Path, *, nodes: int, moves: int, rehearse: bool = True) -> di
         job.stop()
         log = job.log
     return {"log": log, "changes": changes(log)}
+
+
+def _with_shares(
+    folder: Path, *, sizes: tuple[int, int], moves: int
+) -> dict[int, list[Change]]:  # fmt: skip
+    """Moves in runs of these sizes in which every machine has its own share of a core; nothing
+    where this computer cannot do that."""
+    found: dict[int, list[Change]] = {}
+    for nodes in sizes if CoreShares.available() else ():
+        setting = Setting(
+            folder=folder / f"share-{nodes}", nodes=nodes, standbys=1, core_share=_SHARE
+        )
+        with a_job(setting) as job:
+            job.until_calm(_CALM)
+            _note(f"{nodes} workers, {_SHARE:g} of a core each: training", job)
+            for _ in range(moves):
+                job.move(seated(job.log)[-1])
+                job.until_calm(_CALM)
+            job.stop()
+            found[nodes] = changes(job.log)
+    return found
 
 
 def _rebalancing(steady: Rebalanced) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.core_share import CoreShares
 from provision.machines import MachineRecord
 from provision.processes import kill_machine
 from sailor.observe.events import Event, read_events
@@ -39,6 +40,7 @@ class Setting:
     rehearse: bool = True
     replace: bool = False
     persist_every: int = 0
+    core_share: float | None = None  # of a core, for each machine; None: all share all cores
 
     def command(self) -> list[str]:
         """As a user would type it."""
@@ -80,6 +82,7 @@ class Job:
         self.setting = setting
         self.folder = setting.folder / NAME
         self.looks: list[Look] = []  # at memory, one each time that its log was looked at
+        self.shares = CoreShares(setting.core_share) if setting.core_share else None
         self._printed = setting.folder / "output.txt"
         setting.folder.mkdir(parents=True, exist_ok=True)
         with self._printed.open("ab") as output:
@@ -99,10 +102,18 @@ class Job:
         deadline = time.monotonic() + _PATIENCE_S
         while not condition(log := self.log):
             self.looks.append(_look(log))
+            self._confine(log)
             if self._process.poll() is not None or time.monotonic() > deadline:
                 tail = self._printed.read_text(errors="replace")[-1500:]
                 raise RuntimeError(f"{self.folder}: no {what}\n{tail}")
             time.sleep(0.1)
+
+    def _confine(self, log: Sequence[Event]) -> None:
+        """Give machines that have just come their share."""
+        if self.shares is not None:
+            for event in log:
+                if event.kind == "node_joined":
+                    self.shares.confine(event["pid"])
 
     def until_step(self, step: int) -> None:
         """Wait for a step to be applied."""
@@ -143,6 +154,8 @@ class Job:
         self._process.wait()
         for machine in MachineRecord(self.folder / "machines.jsonl").remaining():
             kill_machine(mark=machine.mark, leader=machine.leader)
+        if self.shares is not None:
+            self.shares.end()
 
     def stop(self) -> None:
         """As a user does; it saves and says that it may go on (exit code 75)."""

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from sailor.parallel.layout import Layout, WorkerId
 
 TIERS = ("live", "memory", "peer", "anchor", "disk", "init")  # nearest first
+# What a node serves before another one is asked as well: one more sender costs either side some
+# milliseconds, which is what so many bytes take on a fast line.
+PORTION_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,8 +96,8 @@ def reachable_step(layout: Layout, copies: Iterable[Copy]) -> int:
 def choose(layout: Layout, copies: Sequence[Copy], *, starts: Mapping[int, int]) -> Restore:
     """The newest reachable step and the nearest source of every box for every rank.
 
-    Memory reads of one box are spread over the nodes that have it, so that one survivor does not
-    serve everybody. A box without any copy at step 0 is made from the seed.
+    Memory reads are spread over the nodes that have a box, a portion each in turn, so that one
+    survivor does not serve everybody. A box without any copy at step 0 is made from the seed.
     """
     kept = [copy for copy in copies if on_history(copy, starts)]
     step = reachable_step(layout, kept)
@@ -144,7 +147,7 @@ def _nearest(
         usable,
         key=lambda copy: (
             TIERS.index(_tier(copy, worker)),
-            served.get(copy.node, 0),
+            served.get(copy.node, 0) // PORTION_BYTES,
             copy.node,
             str(copy.worker),
             -copy.generation,
