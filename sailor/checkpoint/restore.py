@@ -7,7 +7,7 @@ nearest tier that has it: kept live, its own node's memory, another node's memor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sailor.parallel.layout import Layout, WorkerId
@@ -97,7 +97,8 @@ def choose(layout: Layout, copies: Sequence[Copy], *, starts: Mapping[int, int])
     """The newest reachable step and the nearest source of every box for every rank.
 
     Memory reads are spread over the nodes that have a box, a portion each in turn, so that one
-    survivor does not serve everybody. A box without any copy at step 0 is made from the seed.
+    survivor does not serve everybody; those that leave come first, for they have nothing else to
+    do. A box without any copy at step 0 is made from the seed.
     """
     kept = [copy for copy in copies if on_history(copy, starts)]
     step = reachable_step(layout, kept)
@@ -115,6 +116,7 @@ def choose(layout: Layout, copies: Sequence[Copy], *, starts: Mapping[int, int])
         for name in copy.boxes & moving:
             by_box.setdefault(name, []).append(copy)
     served: dict[str, int] = {}
+    seated = frozenset(layout.nodes)
     fetches: list[tuple[Fetch, ...]] = []
     for rank, (worker, home) in enumerate(zip(layout.workers, homes, strict=True)):
         if home is not None:
@@ -123,7 +125,7 @@ def choose(layout: Layout, copies: Sequence[Copy], *, starts: Mapping[int, int])
             continue
         chosen: dict[tuple[str, Copy | None], list[str]] = {}
         for box in layout.kept[rank]:
-            tier, source = _nearest(by_box.get(box.name, ()), worker, served)
+            tier, source = _nearest(by_box.get(box.name, ()), worker, served, seated)
             if tier == "peer" and source is not None:
                 served[source.node] = served.get(source.node, 0) + box.num_bytes
             chosen.setdefault((tier, source), []).append(box.name)
@@ -137,7 +139,7 @@ def choose(layout: Layout, copies: Sequence[Copy], *, starts: Mapping[int, int])
 
 
 def _nearest(
-    copies: Iterable[Copy], worker: WorkerId, served: Mapping[str, int]
+    copies: Iterable[Copy], worker: WorkerId, served: Mapping[str, int], seated: Collection[str]
 ) -> tuple[str, Copy | None]:
     # A worker's own tensors serve only itself; its snapshot of the same step serves the others.
     usable = [copy for copy in copies if not copy.live or copy.worker == worker]
@@ -148,6 +150,7 @@ def _nearest(
         key=lambda copy: (
             TIERS.index(_tier(copy, worker)),
             served.get(copy.node, 0) // PORTION_BYTES,
+            copy.node in seated,
             copy.node,
             str(copy.worker),
             -copy.generation,
