@@ -200,9 +200,7 @@ def _moved(folder: Path, *, nodes: int, moves: int, rehearse: bool = True) -> di
     with a_job(setting) as job:
         job.until_calm(_CALM)
         _note(f"{nodes} workers, sandbox {'on' if rehearse else 'off'}: training", job)
-        for _ in range(moves):
-            job.move(seated(job.log)[-1])
-            job.until_calm(_CALM)
+        _move(job, times=moves)
         victim = seated(job.log)[0]
         pauses = sum(e.kind == "pause" for e in job.log)
         job.kill_node(victim)
@@ -211,6 +209,13 @@ def _moved(folder: Path, *, nodes: int, moves: int, rehearse: bool = True) -> di
         job.stop()
         log = job.log
     return {"log": log, "changes": changes(log)}
+
+
+def _move(job: Job, *, times: int) -> None:
+    """The last machine's seats go to the one that stands by, again and again."""
+    for _ in range(times):
+        job.move(seated(job.log)[-1])
+        job.until_calm(_CALM)
 
 
 def _with_shares(
@@ -226,9 +231,7 @@ def _with_shares(
         with a_job(setting) as job:
             job.until_calm(_CALM)
             _note(f"{nodes} workers, {_SHARE:g} of a core each: training", job)
-            for _ in range(moves):
-                job.move(seated(job.log)[-1])
-                job.until_calm(_CALM)
+            _move(job, times=moves)
             job.stop()
             found[nodes] = changes(job.log)
     return found
