@@ -77,6 +77,7 @@ class Checkpoint:
     generation: int
     path: Folder
     boxes: tuple[str, ...]
+    num_bytes: int
 
 
 @overload
@@ -267,8 +268,14 @@ def newest(
         except CorruptSnapshot as error:
             log.warning("passing over the checkpoint of step %d: %s", step, error)
             continue
-        boxes = tuple(box for file in manifest.files.values() for box in file.boxes)
-        return Checkpoint(step=step, generation=manifest.generation, path=folder, boxes=boxes)
+        stored = manifest.files.values()
+        return Checkpoint(
+            step=step,
+            generation=manifest.generation,
+            path=folder,
+            boxes=tuple(box for file in stored for box in file.boxes),
+            num_bytes=sum(file.num_bytes for file in stored),
+        )
     return None
 
 

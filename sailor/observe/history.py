@@ -231,7 +231,6 @@ class RunHistory:
                 newest = self.durable[-1].step if self.durable else -1
                 self.save_asked = newest < max(self.kept, default=0)
             case "persisted":
-                self.saved_as_asked, self.save_asked = self.save_asked, False
                 self._persisted(event)
             case "transition_started":
                 self._change(event)
@@ -393,6 +392,10 @@ class RunHistory:
         self.snapshots.stall_by_step[key] = stall
 
     def _persisted(self, event: Event) -> None:
+        known = self.durable[-1].step if self.durable else -1
+        if event.get("found") and event.get("step", 0) <= known:
+            return  # a new controller tells again what the log has
+        self.saved_as_asked, self.save_asked = self.save_asked, False
         self.committed = max(self.committed, event.get("step", 0))
         self.durable.append(
             Durable(

@@ -66,9 +66,15 @@ class Durable:
             ) from error
 
     def trust_what_is_there(self) -> None:
-        """A run goes on: parts told again of the newest checkpoint complete it no second time."""
-        if self._newest is not None:
-            self._complete = {self._newest.step: str(self._newest.path)}
+        """A run goes on: parts told again of the newest checkpoint complete it no second time. The
+        controller that completed it may have ended before it could write that down."""
+        if (newest := self._newest) is None:
+            return
+        self._complete = {newest.step: str(newest.path)}
+        self._events.write(
+            "persisted", generation=newest.generation, step=newest.step, bytes=newest.num_bytes,
+            path=self._run.checkpoint_directory, seconds=0.0, found=True,
+        )  # fmt: skip
 
     async def best(self, *, below: int | None) -> Copy | None:
         """The newest checkpoint that may be resumed from. Raises CheckpointFailed."""

@@ -23,7 +23,6 @@ from sailor.runtime.change import (
     Outcome,
     Stage,
     answered,
-    begin_planned,
     begin_unplanned,
     drop,
     end_run,
@@ -142,8 +141,9 @@ def _settled(run: Run, at: float) -> Outcome:
             return stop(run, at, run.stop, boundary=True)
         if run.phase is Phase.parked:
             return stop(run, at, run.stop, boundary=False)
-    if run.phase is Phase.training and wishes.due(run, at):
-        return begin_planned(run, at, cause=run.reconsider)
+    waits = run.phase in (Phase.training, Phase.parked) and run.stop is None
+    if waits and wishes.due(run, at):
+        return want_plan(wishes.fulfilled(run), at, cause=run.reconsider)
     return run, []
 
 

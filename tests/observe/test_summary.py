@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sailor.observe.history import replay
 from sailor.observe.picture import CAUSES
 from sailor.observe.summary import summarise, write_atomically, write_summary
 from tests.observe.run_story import BATCH, SEQUENCE, Story, demo
@@ -105,3 +106,17 @@ def test_each_source_has_given_its_share_of_the_kept_steps():
         ("code", 0.25, 10, 1.0), ("web", 0.75, 30, 0.03),
     ]  # fmt: skip
     assert summarise(Story().start().steps(1, 5, generation=1).events)["sources"] == []
+
+
+def test_a_durable_step_that_only_the_next_controller_tells_of_counts_once() -> None:
+    found = {"step": 5, "bytes": 9, "seconds": 0.0, "path": "x", "found": True}
+    story = Story().start().nodes("node-1").generation(1, "node-1").steps(1, 6, generation=1)
+    assert summarise(story.events)["committed_steps"] < 5
+    story.start("resumed").say("persisted", **found)
+    once = summarise(story.events)
+    assert once["committed_steps"] == 5
+    story.start("resumed").say("persisted", **found).say("save_asked", why="key s")
+    story.say("persisted", **found)
+    history = replay(story.events)
+    assert [durable.step for durable in history.durable] == [5]
+    assert history.save_asked, "an old step is no answer to a wish to save"

@@ -100,6 +100,20 @@ def test_a_step_that_was_durable_already_saves_those_who_stand_at_it(tmp_path: P
     assert log.kinds == ["persisted"]  # and not twice
 
 
+def test_what_an_earlier_controller_completed_and_could_not_write_down_is_written_down(
+    tmp_path: Path,
+) -> None:
+    hear(the_durable(tmp_path, Log()), the_parts(tmp_path, step=5))
+    log = Log()
+    durable = the_durable(tmp_path, log)
+    asyncio.run(durable.look())
+    assert log.kinds == []
+    durable.trust_what_is_there()
+    assert log.kinds == ["persisted"]
+    assert hear(durable, the_parts(tmp_path, step=5, generation=2, last=True)) == [("a",), NODES]
+    assert log.kinds == ["persisted"]
+
+
 def test_a_step_that_was_found_spoiled_is_completed_anew(tmp_path: Path) -> None:
     """The run goes back beyond it and does it again: its new files are what counts."""
     log = Log()

@@ -89,6 +89,31 @@ def test_a_plan_that_is_no_better_is_not_asked_for_again():
     assert run.setbacks == 0
 
 
+def test_who_joins_while_a_plan_without_it_fails_is_planned_with_at_once():
+    """Two machines come a moment apart, and one alone is too few."""
+    run, _ = drive(
+        a_training_run(*PAIR),
+        *(h.Lost(at=11, node=node, cause="gone") for node in PAIR),
+    )
+    run, _ = drive(run, h.Planned(at=12, generation=run.generation, layout=None, why="nobody"))
+    assert run.phase is s.Phase.parked
+    run, commands = drive(
+        run,
+        h.Joined(at=20, member=a_member("n2"), slots=1),
+        h.NodeHalted(at=20.1, generation=run.active_generation, node="n2"),
+    )
+    assert asked(commands) == [["n2"]]
+    run, commands = drive(run, h.Joined(at=20.2, member=a_member("n3"), slots=1))
+    assert asked(commands) == []
+    run, _ = drive(run, h.Planned(at=20.3, generation=run.generation, layout=None, why="too few"))
+    active = run.active_generation
+    run, commands = drive(
+        run, *(h.NodeHalted(at=20.4, generation=active, node=node) for node in ("n2", "n3"))
+    )
+    (prepare,) = of_kind(commands, c.SendPrepare)
+    assert prepare.layout.nodes == ("n2", "n3")  # together they take all seats there were
+
+
 def test_another_machine_that_joins_is_not_kept_waiting_by_earlier_failures():
     run = a_training_run(*PAIR)
     run = replace(run, setbacks=9, reconsider="again: n2 joined", reconsider_at=500.0)
