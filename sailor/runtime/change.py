@@ -278,6 +278,7 @@ def _go(run: Run, t: Transition, layout: Layout, at: float) -> Outcome:
             nodes=list(layout.nodes),
         ),
     ]
+    kept = not t.planned and run.active is not None and run.active.plan == layout.plan
     run = replace(
         run,
         phase=Phase.training,
@@ -296,6 +297,9 @@ def _go(run: Run, t: Transition, layout: Layout, at: float) -> Outcome:
     for name, node in run.nodes.items():
         if node.leaves_at is not None and name not in layout.nodes:
             commands.append(Release(node=name, reason="left after its notice"))
+    if kept and (left_out := reserve.left_out(run)):
+        # The quickest way back asked no planner whether somebody else could have a part as well.
+        run = wishes.wished(run, at, cause=f"{', '.join(left_out)} could train as well")
     run, more = reserve.warm(run)
     return run, [*commands, *more]
 

@@ -51,6 +51,13 @@ def crew(run: Run) -> tuple[Member, ...]:
     return tuple(n.member for n in there if n.member.node not in apart)
 
 
+def left_out(run: Run) -> tuple[str, ...]:
+    """Who could train and has no seat, by name: neither do they stand by, nor have they failed."""
+    seated = frozenset(run.active.nodes) if run.active is not None else frozenset()
+    names = (member.node for member in crew(run))
+    return tuple(name for name in names if name not in seated and not run.nodes[name].unfit)
+
+
 def everybody(run: Run) -> tuple[Member, ...]:
     """Who a plan may count on when somebody is lost and nobody can stand in."""
     return tuple(n.member for n in staying(run))

@@ -266,15 +266,23 @@ def test_whoever_stops_a_run_in_any_state_has_it_saved_soon(seed):
     assert world.finish.end is s.End.interrupted
 
 
+@pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-def test_once_it_is_quiet_nobody_who_could_train_is_left_out(seed):
-    """Machines that join are paid for, whatever befell the change that was to take them in."""
+def test_once_it_is_quiet_nobody_who_could_train_is_left_out(seed, few):
+    """Machines that join are paid for, whatever befell the change that was to take them in. With
+    ``few`` most are gone at the end, and others come one after the other."""
     world = World(seed, standbys=seed % 3, total_steps=100_000)
     for _ in range(3 + seed % 3):
         world.join()
     for _ in range(40):
         world.something_happens()
         world.pass_time(world.random.choice([0.1, 0.5, 2.0]))
+    if few:
+        for node in sorted(world.alive)[:-1]:
+            world.kill(node)
+        for _ in range(world.random.choice([1, 2, 3])):
+            world.pass_time(world.random.choice([0.1, 0.5, 2.0]))
+            world.join()
     world.chaos = False
     world.pass_time(LONGEST_WAIT_S + 2 * world.run.limits.boundary_s)
     run = world.run

@@ -114,6 +114,26 @@ def test_who_joins_while_a_plan_without_it_fails_is_planned_with_at_once():
     assert prepare.layout.nodes == ("n2", "n3")  # together they take all seats there were
 
 
+def test_who_joins_while_all_stand_still_and_is_not_needed_is_planned_with_afterwards():
+    run, _ = drive(
+        a_training_run(*PAIR),
+        h.Lost(at=11, node="n1", cause="gone"),
+        h.Joined(at=11.1, member=a_member("n2"), slots=1),
+        h.Joined(at=11.1, member=a_member("n3"), slots=1),
+        h.NodeHalted(at=11.2, generation=1, node="n0"),
+    )
+    assert run.transition.layout.nodes == ("n0", "n2")
+    nodes, generation = run.transition.layout.nodes, run.generation
+    run, commands = drive(
+        run,
+        *(h.NodePrepared(at=12, generation=generation, node=n) for n in nodes),
+        h.Restorable(at=13, generation=generation, step=5, redone=0, source="live"),
+        *(h.NodeSwitched(at=14, generation=generation, node=n, copy_s=0.0) for n in nodes),
+    )
+    assert of_kind(commands, c.SendGo)
+    assert asked(commands) == [["n0", "n2", "n3"]]
+
+
 def test_another_machine_that_joins_is_not_kept_waiting_by_earlier_failures():
     run = a_training_run(*PAIR)
     run = replace(run, setbacks=9, reconsider="again: n2 joined", reconsider_at=500.0)
