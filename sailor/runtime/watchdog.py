@@ -44,6 +44,7 @@ STEPS_AN_EXCHANGE_MAY_TAKE = 10.0
 HUNG_MARGIN_S = 10.0
 HUNG_STEPS = 3.0
 TELL = signal.SIGUSR1  # has a worker write into its log what its threads are at
+_RECENT_STEPS = 16
 KNOWN_STEPS = 3  # before so many steps nobody knows how long one takes
 
 _SLOT = struct.Struct("<qqqqqq")  # ticked at (ns), moved at (ns), moves, step, doing, device bytes
@@ -204,7 +205,7 @@ class Pace:
     """How long a worker's steps take, from looks at its progress. Of one generation."""
 
     def __init__(self) -> None:
-        self.step_seconds: deque[float] = deque(maxlen=16)
+        self.step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._generation = 0
         self._last: Progress | None = None
 
@@ -217,8 +218,9 @@ class Pace:
             return
         trains = progress.doing is Doing.training
         if trains and last is not None and 0 <= last.step < progress.step:
-            took_s = (progress.moved_at - last.moved_at) / (progress.step - last.step)
-            self.step_seconds.append(took_s)
+            steps = progress.step - last.step
+            took_s = (progress.moved_at - last.moved_at) / steps
+            self.step_seconds.extend([took_s] * min(steps, _RECENT_STEPS))
 
 
 class Starvation:

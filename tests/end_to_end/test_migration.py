@@ -110,7 +110,8 @@ def moved_from(log: Sequence[Event], node: str) -> bool:
 
 @pytest.mark.matrix
 def test_two_leavers_move_together_in_one_change(place: Place, undisturbed: Undisturbed):
-    with place.start(*CREW, "cloud.standbys=2") as run:
+    steps = 4 * STEPS  # two machines are made ready at once meanwhile
+    with place.start(*CREW, f"train.steps={steps}", "cloud.standbys=2") as run:
         run.until_step(8)
         ask_for_a_move(run, "node-2")
         ask_for_a_move(run, "node-3")
@@ -118,7 +119,7 @@ def test_two_leavers_move_together_in_one_change(place: Place, undisturbed: Undi
         ended = run.wait()
     assert ended.code == 0, ended.told()
     log = ended.events
-    hold_to_invariants(ended, undisturbed(STEPS), steps=STEPS)
+    hold_to_invariants(ended, undisturbed(steps), steps=steps)
     assert layouts(log) == KEPT
     assert seats(log)[-1] == {"node-1", "node-4", "node-5", "node-6"}
     assert check.redone(log) == 0

@@ -196,7 +196,7 @@ def test_a_pace_is_that_of_one_generation():
     pace = Pace()
     for step, at in ((3, 10.0), (4, 12.0), (6, 16.0)):
         pace.look(seen(step=step, moved_at=at), generation=2)
-    assert list(pace.step_seconds) == [2.0, 2.0]
+    assert list(pace.step_seconds) == [2.0, 2.0, 2.0]  # three steps, of two of them at one look
     pace.look(seen(step=6, moved_at=30.0), generation=3)
     assert list(pace.step_seconds) == []
 
