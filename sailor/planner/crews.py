@@ -8,27 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
-from sailor.planner.costs import FloatArray, IntArray, Template
+from sailor.planner.costs import IntArray, Template
+from sailor.planner.dealing import taken_away
+from sailor.planner.whole_rounds import Pipelines
+
+_MORE_ROUNDS = 2  # that are tried until shares of unlike sizes add up
 
 
 @dataclass(frozen=True, slots=True)
 class Arms:
     """Sets of crews as columns, one entry each.
 
-    ``rate`` and ``delay`` give the time of a set's pipelines, T = (batch + delay) / rate; ``usage``
-    has a row for each site, ``least`` is the batch that gives each replica a microbatch. What a
-    guess of the reduction needs: ``owners`` replicas, ``blocks`` the most of a stage, ``slim`` the
-    least tensor-parallel degree, ``width`` the most GPUs a replica takes of a site, and ``sites``,
-    a bit each.
+    ``pipelines`` give the time of a set's pipelines; ``usage`` has a row for each site, ``least``
+    is the batch that gives each replica a microbatch, ``divisor`` is what divides all microbatch
+    sizes. What a guess of the reduction needs: ``owners`` replicas, ``blocks`` the most of a stage,
+    ``slim`` the least tensor-parallel degree, ``width`` the most GPUs a replica takes of a site,
+    and ``sites``, a bit each.
     """
 
     crews: list[tuple[tuple[Template, int], ...]]
-    rate: FloatArray
-    delay: FloatArray
+    pipelines: Pipelines
     usage: IntArray
+    divisor: IntArray
     least: IntArray
     owners: IntArray
     blocks: IntArray
@@ -39,30 +44,48 @@ class Arms:
     @staticmethod
     def of(crews: list[tuple[tuple[Template, int], ...]], num_sites: int) -> Arms:
         size = len(crews)
-        rate, delay = np.zeros(size), np.zeros(size)
         usage = np.zeros((num_sites, size), dtype=np.int64)
-        least, owners, blocks, width, sites = (np.zeros(size, dtype=np.int64) for _ in range(5))
+        least, owners, blocks, width, sites, divisor = (
+            np.zeros(size, dtype=np.int64) for _ in range(6)
+        )
         slim = np.full(size, 1 << 20, dtype=np.int64)
         for i, arm in enumerate(crews):
             for template, count in arm:
-                pipeline, samples = template.pipeline, count * template.microbatch_size
-                rate[i] += samples / pipeline.pace
-                delay[i] += samples * (pipeline.fill / pipeline.pace - 1)
                 for site, gpus in enumerate(template.usage):
                     if gpus:
                         usage[site, i] += count * gpus
                         sites[i] |= 1 << site
-                least[i] += samples
+                least[i] += count * template.microbatch_size
+                divisor[i] = gcd(int(divisor[i]), template.microbatch_size)
                 owners[i] += count
                 blocks[i] = max(blocks[i], *template.counts)
                 slim[i] = min(slim[i], *(way.tensor_parallel for way in template.row))
                 width[i] = max(width[i], *template.usage)
-        return Arms(crews, rate, delay, usage, least, owners, blocks, slim, width, sites)
+        return Arms(
+            crews, Pipelines.of(crews), usage, divisor, least, owners, blocks, slim, width, sites
+        )
 
 
 def samples_per_second(template: Template) -> float:
     """Samples of a pipeline that has been filled."""
     return template.microbatch_size / template.pipeline.pace
+
+
+def exact_shares(crews: Sequence[tuple[Template, int]], *, batch: int) -> tuple[int, ...] | None:
+    """``share_crews`` such that single microbatches can be taken away until the batch is exact, be
+    it with some rounds more; None where that does not come out."""
+    sizes = [template.microbatch_size for template, _ in crews]
+    if batch % gcd(*sizes):
+        return None
+    shares = list(share_crews(crews, batch=batch))
+    for _ in range(_MORE_ROUNDS + 1):
+        held = [n * count for n, (_, count) in zip(shares, crews, strict=True)]
+        spare = [(n - 1) * count if n else 0 for n, (_, count) in zip(shares, crews, strict=True)]
+        excess = sum(n * size for n, size in zip(held, sizes, strict=True)) - batch
+        if taken_away(sizes, spare, excess) is not None:
+            return tuple(shares)
+        _one_round_more(crews, shares)
+    return None
 
 
 def share_crews(crews: Sequence[tuple[Template, int]], *, batch: int) -> tuple[int, ...]:
@@ -77,18 +100,24 @@ def share_crews(crews: Sequence[tuple[Template, int]], *, batch: int) -> tuple[i
         rate = sum(sizes[i] / pipelines[i].pace for i in useful)
         delay = sum(sizes[i] * (pipelines[i].fill / pipelines[i].pace - 1) for i in useful)
         seconds = (batch + delay) / rate
-        late = [i for i in useful if pipelines[i].fill > seconds]
+        late = [i for i in useful if pipelines[i].fill - pipelines[i].pace > seconds]
         if not late or len(useful) == 1:
             break
-        # Whoever has not even filled by then lends nothing; the slowest such goes first.
-        useful.remove(max(late, key=lambda i: pipelines[i].fill))
+        # Whoever is not through a part of a microbatch by then lends nothing; the slowest such
+        # goes first.
+        useful.remove(max(late, key=lambda i: pipelines[i].fill - pipelines[i].pace))
     # The time for shares like water is a lower bound; from there whole rounds, first come first.
     shares = [0] * len(crews)
     for i in useful:
         shares[i] = pipelines[i].microbatches_within(seconds)
     held = sum(size * share for size, share in zip(sizes, shares, strict=True))
     while held < batch:
-        soonest = min(range(len(crews)), key=lambda i: pipelines[i].seconds(shares[i] + 1))
-        shares[soonest] += 1
-        held += sizes[soonest]
+        held += sizes[_one_round_more(crews, shares)]
     return tuple(shares)
+
+
+def _one_round_more(crews: Sequence[tuple[Template, int]], shares: list[int]) -> int:
+    """Another microbatch for each replica of the crew that is through with it soonest; which."""
+    soonest = min(range(len(crews)), key=lambda i: crews[i][0].pipeline.seconds(shares[i] + 1))
+    shares[soonest] += 1
+    return soonest

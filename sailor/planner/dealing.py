@@ -70,16 +70,55 @@ def exact_batch(replicas: Sequence[Replica], global_batch_size: int) -> list[Rep
     """
     kept = list(replicas)
     excess = sum(replica.num_samples for replica in kept) - global_batch_size
-    order = sorted(range(len(kept)), key=lambda i: (-kept[i].microbatch_size, -i))
-    while excess > 0:
-        before = excess
-        for i in order:
-            size = kept[i].microbatch_size
-            if size <= excess and kept[i].num_microbatches > 1:
-                kept[i] = replace(kept[i], num_microbatches=kept[i].num_microbatches - 1)
-                excess -= size
-        if excess == before:
-            break
-    if excess:
+    sizes = sorted({replica.microbatch_size for replica in kept}, reverse=True)
+    of = {size: [i for i, r in enumerate(kept) if r.microbatch_size == size] for size in sizes}
+    spare = [sum(kept[i].num_microbatches - 1 for i in of[size]) for size in sizes]
+    taken = taken_away(sizes, spare, excess)
+    if taken is None:
         raise ValueError(f"shares miss the global batch by {excess} samples")
+    for size, number in zip(sizes, taken, strict=True):
+        left = number
+        while left > 0:  # from one replica after another, the last ones first
+            for i in reversed(of[size]):
+                if left and kept[i].num_microbatches > 1:
+                    kept[i] = replace(kept[i], num_microbatches=kept[i].num_microbatches - 1)
+                    left -= 1
     return kept
+
+
+def taken_away(
+    sizes: Sequence[int], spare: Sequence[int], excess: int
+) -> tuple[int, ...] | None:  # fmt: skip
+    """How many microbatches of each size come to exactly so many samples, no more of any than there
+    are to spare: as many large ones as there can be. None where nothing does."""
+    order = sorted(range(len(sizes)), key=lambda k: -sizes[k])
+    taken = [0] * len(sizes)
+    left = excess
+    for k in order:
+        taken[k] = max(0, min(spare[k], left // sizes[k]))
+        left -= taken[k] * sizes[k]
+    if left == 0:
+        return tuple(taken)
+    if left < 0 or len(set(sizes)) < 2:
+        return None
+    # Bit n of a number is set where the smaller sizes can come to n.
+    sums = [1]
+    for k in reversed(order):
+        reached = sums[-1]
+        number, chunk = spare[k], 1
+        while number > 0:
+            now = min(chunk, number)
+            reached |= reached << (now * sizes[k])
+            number, chunk = number - now, chunk * 2
+        sums.append(reached & ((1 << (excess + 1)) - 1))
+    if not sums[-1] >> excess & 1:
+        return None
+    left = excess
+    for place, k in enumerate(order):
+        below = sums[len(order) - 1 - place]
+        number = min(spare[k], left // sizes[k])
+        while not below >> (left - number * sizes[k]) & 1:
+            number -= 1
+        taken[k] = number
+        left -= number * sizes[k]
+    return tuple(taken)

@@ -4,11 +4,11 @@ Replicas need not be alike: a fleet is a few crews, each some copies of one temp
 the batch in proportion to their speed. For a step of T seconds a replica is worth the microbatches
 it finishes,
 
-    N(T) = 1 + (T - fill) / pace,
+    N(T) = 1 + (T - fill) / pace, in whole ones,
 
-so the time of any set of crews follows from two sums over them, and hundreds of thousands of sets
-are compared at once with arrays. The best are then worked out exactly (whole microbatches, the
-gradient reduction over the real owners) and improved by small moves.
+and tens of thousands of sets are compared at once with arrays (whole_rounds.py). The best are then
+worked out exactly (the batch to a sample, the gradient reduction over the real owners) and improved
+by small moves.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ import numpy as np
 import numpy.typing as npt
 
 from sailor.planner.costs import Costs, Crew, Fleet, FloatArray, IntArray, Template, Way
-from sailor.planner.crews import Arms, samples_per_second, share_crews
+from sailor.planner.crews import Arms, exact_shares, samples_per_second
 from sailor.planner.exhaustive import all_fleets, few_templates
 from sailor.planner.fleet_moves import Moves
+from sailor.planner.site_crews import SiteCrews
 from sailor.planner.templates import Templates, mixed_rows
+from sailor.planner.whole_rounds import Pipelines
 
 DEEPER = 6  # stages beyond the fewest that hold the model
 DEEPEST_MIX = 12
 MIXES = 40  # mixed rows that are cut
 EFFICIENT = 0.45  # of the best pipeline's samples per GPU, that others must reach
-ARMS = 120  # crews of one site that are combined with others
+SIZED = 15  # crews of one site whose microbatch sizes are those of mixed rows
 EXACT = 48  # sets that are worked out exactly
 IMPROVED = 1  # of each kind, improved by moves
 MARGIN = 0.05  # a start further behind the best one is given up
@@ -135,16 +137,14 @@ class FleetSearch:
     def _candidate_sets(self) -> list[list[tuple[tuple[Template, int], ...]]]:
         """The most promising sets of each kind: one site alone, sites side by side, pipelines over
         two sites, and those with the rest of the GPUs used too."""
-        num_sites = len(self.costs.sites)
-        alone = [self._site_arms(site) for site in range(num_sites)]
-        pools = [arms for arms in alone if arms.crews]
+        pools = self._pools()
         kinds = [pools]
         if len(pools) > 1:
             beam = pools[0]
             for pool in pools[1:]:
                 beam = self._pairs(beam, pool)
             kinds.append([beam])
-        if num_sites > 1:  # be it that no site holds the model alone
+        if len(self.costs.sites) > 1:  # be it that no site holds the model alone
             mixed = self._mixed_arms(pools)
             rest = mixed
             for pool in pools:
@@ -169,9 +169,10 @@ class FleetSearch:
         if not arms.crews:
             return np.zeros(0)
         seconds = self._seconds(
-            arms.rate, arms.delay, arms.owners, arms.blocks, arms.slim, arms.width, arms.sites
+            arms.pipelines, arms.owners, arms.blocks, arms.slim, arms.width, arms.sites
         )
         usable: npt.NDArray[np.bool_] = np.all(arms.usage <= self.limits[:, None], axis=0)
+        usable &= self.batch % arms.divisor == 0
         if self.goal.num_replicas is not None:
             usable &= (arms.owners == self.goal.num_replicas) & (arms.least <= self.batch)
         return self._value(seconds, (self._price[:, None] * arms.usage).sum(axis=0), usable)
@@ -186,10 +187,10 @@ class FleetSearch:
         return np.where(usable, value, inf)
 
     def _seconds(
-        self, rate: FloatArray, delay: FloatArray, owners: IntArray, blocks: IntArray,
-        slim: IntArray, width: IntArray, sites: IntArray,
+        self, pipelines: Pipelines, owners: IntArray, blocks: IntArray, slim: IntArray,
+        width: IntArray, sites: IntArray,
     ) -> FloatArray:  # fmt: skip
-        seconds = (self.batch + delay) / rate
+        seconds = pipelines.seconds(self.batch)
         for mask in np.flatnonzero(np.bincount(sites)).tolist():
             members = tuple(s for s in range(len(self.limits)) if mask >> s & 1)
             here = sites == mask
@@ -197,29 +198,31 @@ class FleetSearch:
             seconds[here] += self.costs.ring_guess(share, owners[here], width[here], sites=members)
         return seconds
 
-    def _site_arms(self, site: int) -> Arms:
-        """Crews of one site: every template in every number at once, the best ARMS of them; and
-        leftovers filled with a smaller one."""
-        templates = self._efficient(site)
+    def _pools(self) -> list[Arms]:
+        """Crews of each site that has any: the best of every template in every number, some of them
+        with a smaller one on what they leave over; and those that do most in a part of the time
+        that the fastest site takes, for sites side by side."""
         num_sites = len(self.costs.sites)
-        if not templates:
-            return Arms.of([], num_sites)
-        most = [self._moves.most(template, self.limits) for template in templates]
-        index = np.repeat(np.arange(len(templates)), [len(self._numbers(n)) for n in most])
-        counts = np.array([n for limit in most for n in self._numbers(limit)], dtype=np.int64)
-        chosen = self._best_counts(templates, site, index, counts)
-        crews: list[tuple[tuple[Template, int], ...]] = [
-            ((templates[index[k]], int(counts[k])),) for k in chosen
+        sites = []
+        for site, limit in enumerate(self.limits.tolist()):
+            templates = self._efficient(site)
+            most = [self._moves.most(template, self.limits) for template in templates]
+            if templates:
+                sites.append(SiteCrews.of(self.costs, site, limit, templates, most))
+        if not sites:
+            return []
+        chosen = [
+            each.best(self._value(each.seconds, self._price[each.site] * each.gpus, each.exact))
+            for each in sites
         ]
-        fillers = sorted(
-            templates, key=lambda t: t.pipeline.pace / t.microbatch_size * sum(t.usage)
-        )
-        for k in chosen[: ARMS // 4]:
-            template, count = templates[index[k]], int(counts[k])
-            left = int(self.limits[site]) - count * template.usage[site]
-            fitting = [t for t in fillers if t.usage[site] <= left and t is not template][:2]
-            crews += [((template, count), (t, left // t.usage[site])) for t in fitting]
-        return Arms.of(crews, num_sites)
+        fastest = min(each.fastest for each in sites)
+        pools = []
+        for each, some in zip(sites, chosen, strict=True):
+            crews = each.crews(some) + each.filled(some)
+            if len(sites) > 1 and fastest < inf:
+                crews += each.crews([k for k in each.most_within(fastest) if k not in set(some)])
+            pools.append(Arms.of(crews, num_sites))
+        return pools
 
     def _efficient(self, site: int) -> list[Template]:
         """Pipelines of equal stages, but for those that waste over half of their GPUs. Ways whose
@@ -249,44 +252,13 @@ class FleetSearch:
             template for way in ways for each, template in found.get(way.index, ()) if each >= bar
         ]
 
-    def _best_counts(
-        self, templates: Sequence[Template], site: int, index: IntArray, counts: IntArray
-    ) -> list[int]:
-        """The entries worth keeping, half by the goal as fleets of their own, half by what each GPU
-        does."""
-        size = np.array([t.microbatch_size for t in templates])[index]
-        fill = np.array([t.pipeline.fill for t in templates])[index]
-        pace = np.array([t.pipeline.pace for t in templates])[index]
-        gpus = np.array([t.usage[site] for t in templates])[index] * counts
-        blocks = np.array([max(t.counts) for t in templates])[index]
-        slim = np.array([t.row[0].tensor_parallel for t in templates])[index]
-        rounds = -(-self.batch // (counts * size))
-        seconds = fill + (rounds - 1) * pace
-        width = gpus // counts
-        seconds += self.costs.ring_guess(blocks / slim, counts, width, sites=(site,))
-        value = self._value(seconds, self._price[site] * gpus, np.ones(len(gpus), dtype=bool))
-        chosen = dict.fromkeys(np.argsort(value, kind="stable")[: ARMS // 2].tolist())
-        for k in np.argsort(gpus * seconds, kind="stable").tolist():
-            if len(chosen) >= ARMS:
-                break
-            chosen.setdefault(k)
-        return list(chosen)
-
-    def _numbers(self, most: int) -> tuple[int, ...]:
-        """How many replicas of a template to look at, when ``most`` fit: all, or if those are too
-        many, all of the largest and ever fewer below."""
-        if most <= 64:
-            return tuple(range(1, most + 1))
-        low = {round(most * 0.93**step) for step in range(8, 60)}
-        return tuple(sorted({n for n in low if n >= 1} | set(range(most - 16, most + 1))))
-
     def _mixed_arms(self, pools: Sequence[Arms]) -> Arms:
         """Pipelines over two sites, with microbatches of the sizes that do well on one; of any,
         where no site holds a pipeline alone."""
         sizes: set[int] = set()
         for arms in pools:
             # Arms of a site are in the order of their worth.
-            sizes |= {crews[0][0].microbatch_size for crews in arms.crews[: ARMS // 8]}
+            sizes |= {crews[0][0].microbatch_size for crews in arms.crews[:SIZED]}
         if not sizes:
             sizes = {way.microbatch_size for way in self.costs.ways}
         crews: list[tuple[tuple[Template, int], ...]] = []
@@ -313,13 +285,16 @@ class FleetSearch:
         i, j = np.nonzero(fits)
         owners = a.owners[i] + b.owners[j]
         seconds = self._seconds(
-            a.rate[i] + b.rate[j], a.delay[i] + b.delay[j], owners,
+            a.pipelines.beside(b.pipelines, mine=i, others=j), owners,
             np.maximum(a.blocks[i], b.blocks[j]), np.minimum(a.slim[i], b.slim[j]),
             np.maximum(a.width[i], b.width[j]), a.sites[i] | b.sites[j],
         )  # fmt: skip
         price = self._price @ (a.usage[:, i] + b.usage[:, j])
         value = self._value(seconds, price, np.ones(len(i), dtype=bool))
-        short = np.zeros(len(i), dtype=bool) if wanted is None else owners < wanted
+        # More replicas may come, and other sizes, but those that are enough as they are come first.
+        short = self.batch % np.gcd(a.divisor[i], b.divisor[j]) != 0
+        if wanted is not None:
+            short |= owners < wanted
         order = np.lexsort((value, short))[: 2 * EXACT].tolist()
         chosen = [a.crews[i[k]] + b.crews[j[k]] for k in order if value[k] < inf]
         alone = np.argsort(self._score(a), kind="stable")[: EXACT // 2].tolist()
@@ -331,7 +306,9 @@ class FleetSearch:
     def work_out(self, crews: Sequence[tuple[Template, int]]) -> Found | None:
         """Whole microbatches for each crew, and the step that follows. None where memory, the
         batch or the number of replicas wanted forbids it."""
-        shares = share_crews(crews, batch=self.batch)
+        shares = exact_shares(crews, batch=self.batch)
+        if shares is None:
+            return None
         used = [(template, count) for (template, count), n in zip(crews, shares, strict=True) if n]
         fleet = tuple(
             Crew(template, count, n)

@@ -36,7 +36,7 @@ from sailor.planner.reduction import (
     gradient_bytes,
     reduction,
 )
-from sailor.planner.shape_space import microbatch_sizes
+from sailor.planner.shape_space import sizes_together
 from sailor.planner.stage import Seat, boundary_links, send_seconds, stage_seconds
 from sailor.planner.timing import Ring, message_steps, ring_seconds, sharing
 from sailor.profile.profile import Profile
@@ -109,7 +109,7 @@ class OwnCosts:
                     continue
                 if tensor_parallel_problems(self.spec, degree):
                     continue
-                for size in microbatch_sizes(self.job, self.space):
+                for size in sizes_together(self.job, self.space):
                     for recompute in self.space.recompute:
                         found.append(self._way(len(found), index, degree, size, recompute))
         return tuple(found)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -93,10 +94,23 @@ def _depths(spec: ModelSpec, space: Space) -> tuple[int, ...]:
 
 
 def microbatch_sizes(job: Job, space: Space) -> tuple[int, ...]:
-    """Sizes that divide the global batch, so that it is kept exactly: powers of two, and three
-    times those, without which a batch of 12 would leave the fourth of four machines idle."""
-    wanted = space.microbatch_sizes or (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-    return tuple(size for size in wanted if job.global_batch_size % size == 0)
+    """Sizes that divide the global batch, so that replicas of any one of them keep it exactly."""
+    return tuple(n for n in _wanted_sizes(space) if job.global_batch_size % n == 0)
+
+
+def sizes_together(job: Job, space: Space) -> tuple[int, ...]:
+    """Sizes of replicas that need not be alike: together they only have to add up to the batch.
+
+    Empty where they cannot, whatever their numbers.
+    """
+    sizes = tuple(n for n in _wanted_sizes(space) if n <= job.global_batch_size)
+    return sizes if sizes and job.global_batch_size % gcd(*sizes) == 0 else ()
+
+
+def _wanted_sizes(space: Space) -> tuple[int, ...]:
+    """Powers of two, and three times those, without which a batch of 12 would leave the fourth of
+    four machines idle."""
+    return space.microbatch_sizes or (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def as_column(values: Iterable[float]) -> FloatArray:
