@@ -48,7 +48,7 @@ def cells_of(
 ) -> Cells:  # fmt: skip
     """Those in which any pipeline of these ways could be. ``far``: what a stage sends for at least,
     ``fars`` all of them together."""
-    shortest = blocks * float(ways.block.min()) + float(ways.last.min()) + fars
+    shortest = blocks * float(ways.block.min()) + float(ways.first.min() + ways.last.min()) + fars
     least_pace = float((ways.block + ways.send).min())
     least_pace = max(least_pace, float((ways.block + ways.last + ways.send).min()))
     if far:
@@ -87,8 +87,10 @@ class CountedStages:
     paid: FloatArray
     block: FloatArray
     send: FloatArray
+    first: FloatArray
     last: FloatArray
     held: FloatArray
+    first_held: FloatArray
     last_held: FloatArray
     usual: FloatArray
 
@@ -98,7 +100,7 @@ class CountedStages:
         """At least what replicas of more than FEW stages cost: a price sigma >= 0 on a stage
         beside those on a block and on a second (``free``: on a second there is one price only),
 
-            cost >= mu L + sigma P - nu F + what the stage with the head costs more.
+            cost >= mu L + sigma P - nu F + what the two ends cost more.
 
         Cells that are known to cost ``enough`` are not looked at closer.
         """
@@ -118,16 +120,18 @@ class CountedStages:
     ) -> FloatArray:
         second = (rate * cells.second[left])[:, None]
         mu = (factor * self.usual[left])[:, None]
-        held, last_held = self.held[left], self.last_held[left]
+        held = self.held[left]
         # A block more saves its price, or costs more than that: then a stage has one block.
         gain = mu - second * self.block
         stage = self.paid + second * self.send
         sigma = np.where(held >= 1, stage - np.where(gain > 0, gain * held, gain), inf)
-        last = stage + second * self.last - np.where(gain > 0, gain * last_held, gain)
-        last = np.where(last_held >= 1, last, inf).min(axis=1)
+        ends = np.zeros(len(left))
+        for end, most in ((self.first, self.first_held[left]), (self.last, self.last_held[left])):
+            cost = stage + second * end - np.where(gain > 0, gain * most, gain)
+            ends += np.where(most >= 1, cost, inf).min(axis=1)
         sigma = sigma.min(axis=1)
         with np.errstate(invalid="ignore"):
-            cost = mu[:, 0] * blocks + sigma * FEW + last - second[:, 0] * cells.fill[left]
+            cost = mu[:, 0] * blocks + sigma * (FEW - 1) + ends - second[:, 0] * cells.fill[left]
         cost = np.where(np.isnan(cost), inf, cost)
         return np.where(sigma < 0, -inf, cost)  # yet more stages must not be cheaper
 

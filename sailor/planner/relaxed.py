@@ -1,20 +1,23 @@
 """Whether replicas could do a batch in so much time, when a replica need not be built of whole
 stages: the question behind bound.py, answered "no" only with a proof.
 
-A price in samples on every GPU, such that all GPUs together are worth one batch, proves it: if
-every replica there could be does fewer samples than its GPUs cost, all of them together do less
-than a batch. What a replica can do is looked at for each microbatch size m, each number N of whole
-microbatches, and each narrow range of its pace p and of its fill F <= T - (N - 1) p:
+A price in samples on every GPU (and on there being one more replica, where those are few), such
+that all together are worth one batch, proves it: if every replica there could be does fewer samples
+than its GPUs cost, all of them together do less than a batch. Prices are looked for round by round:
+those found too low for some replica are raised, no more than needed for all such (prices.py).
+
+What a replica can do is looked at for each microbatch size m, each number N of whole microbatches,
+and each narrow range of its pace p and of its fill F <= T - (N - 1) p:
 
 * a stage of b blocks is busy for b block + send <= p, so that b is at most a whole number;
-* its stages hold all L blocks, and one of them holds the head as well;
+* its stages hold all L blocks, one of them the embedding as well and another one the head;
 * together they are busy for F at most;
 * a site whose links would be too slow for a whole model's gradients holds so many blocks at most.
 
 The cheapest such replica is a linear program over blocks by site. It is bounded by its dual: a
 price mu on a block, pi on the room of a site, nu on a second of F,
 
-    cost >= mu L - sum of pi room - nu F + what the stage with the head costs more than its blocks.
+    cost >= mu L - sum of pi room - nu F + what the two ends cost more than their blocks.
 
 Many microbatches need not be whole; then nu is m / p. Where that is not enough, replicas of at most
 FEW stages are looked at one by one, and others pay for whole stages: for a replica of a few stages,
@@ -25,21 +28,23 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from math import inf
 
 import numpy as np
 
-from sailor.planner.costs import FloatArray, IntArray, Way
+from sailor.planner.costs import FloatArray, Way
+from sailor.planner.few_stages import FewStages
 from sailor.planner.memory import Cut
 from sailor.planner.own_costs import OwnCosts
-from sailor.planner.pipelines import EPSILON, FEW, RATES, Cells, CountedStages, cells_of, filled
+from sailor.planner.pipelines import EPSILON, RATES, CountedStages, cells_of, filled
+from sailor.planner.prices import fair_prices
 from sailor.planner.reduction import gradient_bytes
 from sailor.planner.way_columns import SizedWays, fastest_link, sized_ways
 
 _HOPELESS = 1.3  # samples over price, where other prices will not help
 _WORST = 6  # cells that are looked at closer first
-_ROUNDS = 3  # of bettering the prices of GPUs
+_ROUNDS = 12  # of bettering the prices of GPUs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +69,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The replica that does most for its price: samples over price, and GPUs by site."""
+    """The replica that does most for its price: samples over price, the GPUs that it uses of each
+    site, and what those would have to cost at least."""
 
     ratio: float
     usage: FloatArray
+    worth: float
 
 
 class Relaxation:
@@ -86,12 +93,14 @@ class Relaxation:
         links = [fastest_link(costs, site, inside=True) for site in range(len(costs.grounds))]
         sized = [sized_ways(costs, size, group, links) for size, group in sorted(ways.items())]
         self._sizes = [each for each in sized if len(each.site)]
-        one = costs.coefficients(costs.ways[0])
-        degree = costs.ways[0].tensor_parallel
+        # The more GPUs share a tensor, the more of it is held twice: the fewest count least.
+        slim = min(costs.ways, key=lambda way: way.tensor_parallel)
+        one, degree = costs.coefficients(slim), slim.tensor_parallel
         whole = Cut(num_blocks=self.blocks, first=True, last=True)
         # Bytes of a block's gradients, and what ends and the whole model have, in blocks.
         self.block_bytes = one.block_parameters * gradient_bytes(one) * degree
         self.tied_blocks = one.tied_parameters / one.block_parameters
+        self.first_blocks = one.first_parameters / one.block_parameters
         self.last_blocks = (one.last_parameters + one.tied_parameters) / one.block_parameters
         self.whole_blocks = one.parameters(whole) / one.block_parameters
         self.boundary_bytes = min(
@@ -125,44 +134,61 @@ class Relaxation:
             return True
         if len(question.counts) > self.num_sites:
             return self._twice.impossible(question)
-        shares = (0.0,) if question.most_replicas >= self.batch else (0.0, 0.5, 0.9)
-        return any(self._refuted(question, share) for share in shares)
+        return self._refuted(question)
 
-    def _refuted(self, question: Question, share: float) -> bool:
-        """``share`` of the batch is the price of there being so many replicas."""
-        each = share * self.batch / question.most_replicas if share else 0.0
-        worth = (1 - share) * self.batch
-        least, usual = self._first_prices(question, each)
-        # What no replica of one stage may cost less than is paid first, then what is left.
-        left = worth - float(least @ question.counts)
-        weights = usual * question.counts
-        if left <= 0 or not weights.any():
+    def _refuted(self, question: Question) -> bool:
+        """Whether there are prices: those of the replicas that were found too cheap so far, and of
+        what is left for the batch about as much for each GPU as it does."""
+        few = question.most_replicas < self.batch
+        # A price on the number of replicas is one more store.
+        stores = np.append(question.counts, question.most_replicas if few else 0.0)
+        uses, worths = self._alone(question, few=few)
+        alone = slice(len(worths))
+        usual = self._usual(question)
+        if not usual.any():
             return False
-        last = inf
+        usual /= float(usual @ question.counts)
+        rows = slice(None) if few else slice(-1)
         for _ in range(_ROUNDS):
-            usual = usual * (left / float(usual @ question.counts))
-            found = self._most(question, least + usual, each)
-            if found.ratio < 1 - EPSILON:
-                return True
-            # What the best replica stands on is too cheap.
-            paid = (least + usual) * found.usage
-            if found.ratio > _HOPELESS or not paid.sum() or found.ratio > 1.1 * last:
+            priced = fair_prices(uses[:, rows], worths, stores[rows])
+            if priced is None or priced.worth >= self.batch * (1 - 1e-6):
                 return False
-            last = min(last, found.ratio)
-            usual = usual * (1 + 6 * (found.ratio - 1)) ** (paid / paid.max())
+            prices = priced.prices[: len(question.counts)]
+            prices = prices + (self.batch - priced.worth) * usual
+            each = float(priced.prices[-1]) if few else 0.0
+            if (uses[alone, :-1] @ prices + each < worths[alone] * (1 - EPSILON)).any():
+                return False  # the program was not solved so closely
+            found = self._most(question, prices, each)
+            if not found:
+                return True
+            uses = np.concatenate([uses, [np.append(f.usage, 1.0) for f in found]])
+            worths = np.concatenate([worths, [f.worth for f in found]])
         return False
 
-    def _first_prices(self, question: Question, each: float) -> tuple[FloatArray, FloatArray]:
-        """What a GPU does at most in replicas of one stage, and about what in a pipeline."""
-        alone, usual = np.zeros(len(question.counts)), np.zeros(len(question.counts))
+    def _alone(self, question: Question, *, few: bool) -> tuple[FloatArray, FloatArray]:
+        """What replicas of one stage use and do: the most of each site and degree."""
+        most: dict[tuple[int, int], float] = {}
+        if not question.crossing:
+            for ways in self._sizes:
+                done = self._rounds_alone(ways, question) * ways.size
+                for site, degree, samples in zip(
+                    ways.site.tolist(), ways.degree.tolist(), done.tolist(), strict=True
+                ):
+                    key = (site, int(degree))
+                    most[key] = max(most.get(key, 0.0), samples)
+        uses = np.zeros((len(most), len(question.counts) + 1))
+        for row, (site, degree) in enumerate(most):
+            uses[row, site], uses[row, -1] = degree, 1.0
+        return uses, np.array(list(most.values())) * (1 + 4 * EPSILON)
+
+    def _usual(self, question: Question) -> FloatArray:
+        """About what a GPU of each site does in a pipeline."""
+        usual = np.zeros(len(question.counts))
         for ways in self._sizes:
-            if not question.crossing:
-                done = self._rounds_alone(ways, question) * ways.size - each
-                np.maximum.at(alone, ways.site, np.maximum(done, 0.0) / ways.degree)
             among = ways.size * question.seconds / (self.blocks * ways.block + ways.last)
             held = question.rooms[ways.site] * ways.degree >= 1
             np.maximum.at(usual, ways.site, among * held / ways.degree)
-        return alone * (1 + 4 * EPSILON), usual
+        return np.where(question.counts > 0, usual, 0.0)
 
     def _rounds_alone(self, ways: SizedWays, question: Question) -> FloatArray:
         """Microbatches of a replica of one stage."""
@@ -171,10 +197,10 @@ class Relaxation:
         found: FloatArray = np.where(whole, rounds, 0.0)
         return found
 
-    def _most(self, question: Question, prices: FloatArray, each: float) -> _Found:
-        """The replica of several stages that does most for its price. The first one that is hardly
-        worth a look at others."""
-        best = _Found(0.0, np.zeros(len(prices)))
+    def _most(self, question: Question, prices: FloatArray, each: float) -> list[_Found]:
+        """For each microbatch size the replica of several stages that does most for its price,
+        where it does as much as that. None are looked at after one that does far more."""
+        all_found: list[_Found] = []
         for sized in self._sizes:
             usable = question.counts[sized.site] > 0
             some = sized if usable.all() else sized.where(usable)
@@ -182,16 +208,16 @@ class Relaxation:
                 continue
             for whole in (True, False):
                 found = self._pipelines(some, question, prices, each, whole=whole)
-                best = max(best, found, key=_ratio)
-                if best.ratio > _HOPELESS:
-                    return best
-        return best
+                if found is not None and found.ratio >= 1 - EPSILON:
+                    all_found.append(found)
+                    if found.ratio > _HOPELESS:
+                        return all_found
+        return all_found
 
     def _pipelines(
         self, ways: SizedWays, question: Question, prices: FloatArray, each: float, *, whole: bool
-    ) -> _Found:  # fmt: skip
+    ) -> _Found | None:  # fmt: skip
         """Replicas of several stages, over any sites."""
-        nothing = _Found(0.0, np.zeros(len(prices)))
         far = 0.0
         if question.crossing:
             far = question.far_seconds + ways.size * question.far_seconds_each
@@ -200,7 +226,7 @@ class Relaxation:
             whole=whole,
         )  # fmt: skip
         if not len(cells.pace):
-            return nothing
+            return None
         rooms = question.rooms[ways.site]
         free = rooms >= self.blocks
         wide = ~free & (rooms * ways.degree / self.machine[ways.site] >= 1)
@@ -208,9 +234,7 @@ class Relaxation:
         # machine there, and for those that take more, whose every stage has its share of the links.
         entry = np.concatenate([2 * ways.site, 2 * ways.site[wide] + 1])
         index = np.concatenate([np.arange(len(ways.site)), np.flatnonzero(wide)])
-        share = np.concatenate(
-            [np.where(free, inf, rooms), (rooms * ways.degree / self.machine[ways.site])[wide]]
-        )
+        share = np.concatenate([rooms, (rooms * ways.degree / self.machine[ways.site])[wide]])
         order = np.argsort(entry, kind="stable")
         entry, index, share = entry[order], index[order], share[order]
         block, send, price = ways.block[index], ways.send[index], prices[ways.site][index]
@@ -220,56 +244,77 @@ class Relaxation:
         held = np.floor(
             np.minimum(np.minimum((cells.pace[:, None] - send) / block, room), share) + EPSILON
         )
-        last_held = np.floor(
-            np.minimum(
-                np.minimum((cells.pace[:, None] - send - ways.last[index]) / block,
-                           ways.room_last[index]),
-                share - self.last_blocks,
-            ) + EPSILON
-        )  # fmt: skip
+        # What an end is busy with besides its blocks, and how many of those it holds.
+        ends = [
+            (
+                end[index],
+                np.floor(
+                    np.minimum(
+                        np.minimum((cells.pace[:, None] - send - end[index]) / block, most[index]),
+                        share - extra,
+                    ) + EPSILON
+                ),
+            )
+            for end, most, extra in (
+                (ways.first, ways.room_first, self.first_blocks),
+                (ways.last, ways.room_last, self.last_blocks),
+            )
+        ]  # fmt: skip
+        # A last stage keeps one microbatch alive, whatever the others do; a first one as many.
+        ends[0] = (ends[0][0], np.minimum(ends[0][1], held))
+        held = np.maximum(held, ends[1][1])
         first = np.flatnonzero(np.diff(entry, prepend=-1))
         entries = entry[first]
         place = np.cumsum(np.diff(entry, prepend=-1) != 0) - 1
         caps = np.where(entries % 2 == 1, self.blocks, question.rooms[entries // 2])
         caps = np.minimum(caps, self.blocks)
         best = np.full(len(cells.pace), -inf)
-        best_used = np.zeros((len(cells.pace), len(entries)))
+        best_rate = np.zeros(len(cells.pace))
         best_mu = np.zeros(len(cells.pace))
         open_cells = np.arange(len(cells.pace))
         for rate in RATES if whole else (1.0,):
             second = rate * cells.second[open_cells]
-            some_held, some_last = held[open_cells], last_held[open_cells]
+            some_held = held[open_cells]
             with np.errstate(divide="ignore", invalid="ignore"):
                 per_block = (paid + second[:, None] * send) / some_held + second[:, None] * block
             per_block = np.where(some_held >= 1, per_block, inf)
             by_entry = np.minimum.reduceat(per_block, first, axis=1)
-            mu, used, lost = filled(by_entry, caps, self.blocks)
+            mu, _, lost = filled(by_entry, caps, self.blocks)
             worth = np.minimum(mu[:, None], by_entry)[:, place]
-            more = paid + second[:, None] * (send + ways.last[index])
             gain = np.maximum(worth - second[:, None] * block, 0.0)
-            with np.errstate(invalid="ignore"):
-                last = np.where(some_last >= 1, more - gain * some_last, inf).min(axis=1)
-            cost = mu * self.blocks - lost - second * cells.fill[open_cells] + last
+            more = np.zeros(len(open_cells))
             if question.crossing:
-                # Both stages at a crossing send: of all those ends one may be the last stage's.
-                ends = [
+                once, twice = (
                     self._across(
                         cells.pace[open_cells], n * far, block, some_held, paid, second, gain
                     )
                     for n in (1, 2)
-                ]
-                cost += ends[0]
-                if question.crossing > 1:
-                    cost += np.minimum(ends[1], 2 * ends[0])
+                )
+            for end, most in ends:
+                able = most[open_cells] >= 1
+                each_end = paid + second[:, None] * (send + end)
+                each_end = each_end - np.where(able, gain, 0.0) * most[open_cells]
+                cheapest = np.where(able, each_end, inf).min(axis=1)
+                if question.crossing:
+                    # Before or behind a crossing stands the end itself, or another stage.
+                    across = self._across(
+                        cells.pace[open_cells], far + end, block, most[open_cells], paid, second,
+                        gain,
+                    )  # fmt: skip
+                    cheapest = np.minimum(across, cheapest + once)
+                more += cheapest
+            if question.crossing > 1:  # between the crossings, one stage or two
+                more += np.minimum(twice, 2 * once)
+            cost = mu * self.blocks - lost - second * cells.fill[open_cells] + more
             cost = np.where(np.isnan(cost), inf, cost)
             better = cost > best[open_cells]
             best[open_cells] = np.where(better, cost, best[open_cells])
-            best_used[open_cells] = np.where(better[:, None], used, best_used[open_cells])
+            best_rate[open_cells] = np.where(better, rate, best_rate[open_cells])
             best_mu[open_cells] = np.where(better, mu, best_mu[open_cells])
             refuted = cells.samples[open_cells] < (best[open_cells] + each) * (1 - 2 * EPSILON)
             open_cells = open_cells[~refuted]
             if not len(open_cells):
-                return nothing
+                return None
         # One cell that stays open is enough: those furthest from refuted are looked at first.
         worst = np.argsort(best[open_cells] - cells.samples[open_cells], kind="stable")
         for part in (worst[:_WORST], worst[_WORST:]):
@@ -278,15 +323,19 @@ class Relaxation:
             chosen = open_cells[part]
             some = cells.where(chosen)
             stages = CountedStages(
-                paid=paid, block=block, send=send, last=ways.last[index], held=held[chosen],
-                last_held=last_held[chosen], usual=best_mu[chosen],
+                paid=paid, block=block, send=send, first=ends[0][0], last=ends[1][0],
+                held=held[chosen], first_held=ends[0][1][chosen], last_held=ends[1][1][chosen],
+                usual=best_mu[chosen],
             )  # fmt: skip
             enough = some.samples - each
             many = stages.least(some, self.blocks, enough=enough, free=not whole)
             if (many < enough).any():
                 few = many
             else:
-                few = self._counted(ways, question, prices, some, enough)
+                few = FewStages(
+                    blocks=self.blocks, first_blocks=self.first_blocks,
+                    last_blocks=self.last_blocks, machine=self.machine,
+                ).least(ways, some, rooms=question.rooms, prices=prices, enough=enough)  # fmt: skip
             best[chosen] = np.maximum(best[chosen], np.minimum(few, many))
             if (best[chosen] + each < some.samples).any():
                 open_cells = chosen
@@ -298,101 +347,28 @@ class Relaxation:
             # Samples and cost share the term of the fill: the gain decides, not the ratio.
             ratio = 1 + (samples - cost) / np.maximum(cells.typical[open_cells], 1e-12)
         i = int(np.argmax(ratio))
-        usage = np.zeros(len(prices))
-        np.add.at(usage, entries // 2, best_used[open_cells[i]])
-        speed = np.zeros(len(prices))
-        np.maximum.at(speed, ways.site, 1 / (ways.block * ways.degree))
-        usage = np.divide(usage, speed, out=np.zeros(len(prices)), where=speed > 0)
-        return _Found(float(ratio[i]), usage)
+        cell = open_cells[i]
+        price_of_second = float(best_rate[cell] * cells.second[cell])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each_block = (paid + price_of_second * send) / held[cell] + price_of_second * block
+        each_block = np.where(held[cell] >= 1, each_block, inf)
+        _, used, _ = filled(np.minimum.reduceat(each_block, first)[None, :], caps, self.blocks)
+        usage = np.zeros(len(prices))  # of the program at these prices: what better ones go by
+        for e, blocks in enumerate(used[0].tolist()):
+            if blocks > 0:
+                stop = first[e + 1] if e + 1 < len(first) else len(entry)
+                way = first[e] + int(np.argmin(each_block[first[e] : stop]))
+                usage[entry[way] // 2] += blocks * ways.degree[index[way]] / held[cell, way]
+        least = float(samples[i]) - float(cost[i]) + float(usage @ prices) + each
+        return _Found(float(ratio[i]), usage, least)
 
     def _across(
-        self, pace: FloatArray, sends: float, block: FloatArray, held: FloatArray,
+        self, pace: FloatArray, busy: float | FloatArray, block: FloatArray, held: FloatArray,
         paid: FloatArray, second: FloatArray, gain: FloatArray,
     ) -> FloatArray:  # fmt: skip
-        """What a stage that sends for so long costs at least, beside the price of its blocks."""
-        near = np.minimum(np.floor((pace[:, None] - sends) / block + EPSILON), held)
-        across = paid + second[:, None] * sends - gain * np.maximum(near, 0.0)
+        """What a stage that is busy for so long besides costs at least, beside the price of its
+        blocks."""
+        near = np.minimum(np.floor((pace[:, None] - busy) / block + EPSILON), held)
+        across = paid + second[:, None] * busy - np.where(near >= 1, gain * near, 0.0)
         least: FloatArray = np.where(near >= 1, across, inf).min(axis=1)
         return least
-
-    def _counted(
-        self, ways: SizedWays, question: Question, prices: FloatArray, cells: Cells,
-        enough: FloatArray,
-    ) -> FloatArray:  # fmt: skip
-        """What replicas of two to FEW stages cost at least in each cell: all of them, one by one,
-        cut so that they are filled soonest. Cells after one that costs less than ``enough`` are
-        left at nothing."""
-        least = np.full(len(cells.pace), inf)
-        paid = prices[ways.site] * ways.degree
-        fleets = []
-        for number in range(2, FEW + 1):
-            rows = _rows(len(ways.site), number)
-            cost = paid[rows].sum(axis=1)
-            near = cost < enough.max()
-            rows, cost = rows[near], cost[near]
-            site, degree = ways.site[rows], ways.degree[rows]
-            width = (degree[:, None, :] * (site[:, :, None] == site[:, None, :])).sum(axis=2)
-            share = question.rooms[site] * degree / np.minimum(width, self.machine[site])
-            fleets.append((rows, cost, share))
-        for c in range(len(cells.pace)):
-            for rows, cost, share in fleets:
-                near = cost < enough[c]
-                if not near.any():
-                    continue
-                fill = self._soonest(ways, rows[near], share[near], cells, c)
-                if cells.fill[c] > 0:
-                    value = np.where(fill <= cells.fill[c] * (1 + EPSILON), cost[near], inf)
-                else:
-                    value = cost[near] + cells.second[c] * fill
-                least[c] = min(least[c], float(value.min()))
-            if least[c] < enough[c]:
-                least[c + 1 :] = 0.0
-                break
-        return least
-
-    def _soonest(
-        self, ways: SizedWays, rows: IntArray, share: FloatArray, cells: Cells, c: int
-    ) -> FloatArray:
-        """The least fill of rows of stages at a cell's pace; infinity where they cannot keep it."""
-        pace = cells.pace[c]
-        block, send, last = ways.block[rows], ways.send[rows], ways.last[rows]
-        room = (ways.room_two if cells.rounds[c] >= 2 else ways.room)[rows]
-        held = np.floor(np.minimum(np.minimum((pace - send) / block, room), share) + EPSILON)
-        ends = np.floor(
-            np.minimum(
-                np.minimum((pace - send - last) / block, ways.room_last[rows]),
-                share - self.last_blocks,
-            ) + EPSILON
-        )  # fmt: skip
-        best = np.full(len(rows), inf)
-        able = (held >= 1).all(axis=1) & (held.sum(axis=1) >= self.blocks)
-        if not able.all():
-            if able.any():
-                best[able] = self._soonest(ways, rows[able], share[able], cells, c)
-            return best
-        order = np.argsort(block, axis=1, kind="stable")
-        extra = send.sum(axis=1)
-        for head in range(rows.shape[1]):
-            most = held.copy()
-            most[:, head] = ends[:, head]
-            fits = (most >= 1).all(axis=1) & (most.sum(axis=1) >= self.blocks)
-            # The fastest take as much as they may, each has a block at least.
-            spare = np.take_along_axis(most - 1, order, axis=1)
-            left = self.blocks - rows.shape[1]
-            taken = np.clip(left - (np.cumsum(spare, axis=1) - spare), 0.0, spare)
-            time = (taken * np.take_along_axis(block, order, axis=1)).sum(axis=1)
-            fill = time + block.sum(axis=1) + extra + last[:, head]
-            best = np.where(fits, np.minimum(best, fill), best)
-        return best
-
-
-@cache
-def _rows(number: int, stages: int) -> IntArray:
-    """Every choice of so many of a number of ways, in order, one row each."""
-    grid = np.indices((number,) * stages).reshape(stages, -1)
-    rows: IntArray = grid[:, (np.diff(grid, axis=0) >= 0).all(axis=0)].T
-    return rows
-
-
-def _ratio(found: _Found) -> float:
-    return found.ratio

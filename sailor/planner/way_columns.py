@@ -20,20 +20,23 @@ from sailor.planner.own_costs import OwnCosts
 class SizedWays:
     """Ways to run a stage with microbatches of one size, one entry each, the sites in order.
 
-    Seconds of a block, of the head, of one message to the next GPU, and of the whole model on one
-    stage (infinity where it does not fit). ``room``, ``room_two`` and ``room_last``: blocks that
-    fit with one microbatch alive, with two, and beside the head.
+    Seconds of a block, of the embedding, of the head, of one message to the next GPU, and of the
+    whole model on one stage (infinity where it does not fit). ``room``, ``room_two``,
+    ``room_first`` and ``room_last``: blocks that fit with one microbatch alive, with two, beside
+    the embedding, and beside the head.
     """
 
     size: int
     site: IntArray
     degree: FloatArray
     block: FloatArray
+    first: FloatArray
     last: FloatArray
     send: FloatArray
     alone: FloatArray
     room: FloatArray
     room_two: FloatArray
+    room_first: FloatArray
     room_last: FloatArray
 
     def where(self, kept: npt.NDArray[np.bool_]) -> SizedWays:
@@ -92,33 +95,40 @@ def sized_ways(costs: OwnCosts, size: int, ways: Sequence[Way], links: Sequence[
     for way in ways:
         gpu = costs.grounds[way.site].machine_type.gpu
         each = costs.coefficients(way)
-        room = most_blocks(
-            each, num_blocks=blocks, first=False, last=False, num_in_flight=1,
-            num_owners=max(2, costs.num_owners), optimizer_sharding=costs.num_owners > 1, gpu=gpu,
+        room, beside = (
+            most_blocks(
+                each, num_blocks=blocks, first=first, last=False, num_in_flight=1,
+                num_owners=max(2, costs.num_owners), optimizer_sharding=costs.num_owners > 1,
+                gpu=gpu,
+            )
+            for first in (False, True)
         )  # fmt: skip
         fits = costs.peak_bytes(way, whole, num_in_flight=1) <= gpu.memory_bytes
         rows.append(
             (
-                way.site, way.tensor_parallel, way.block, way.last,
+                way.site, way.tensor_parallel, way.block, way.first, way.last,
                 links[way.site].seconds(each.boundary),
                 blocks * way.block + way.first + way.last if fits else inf,
-                room, costs.most_blocks(way, stage=1, num_stages=3),
+                room, costs.most_blocks(way, stage=1, num_stages=3), beside,
                 costs.most_blocks(way, stage=1, num_stages=2),
             )
         )  # fmt: skip
     table = np.array(rows, dtype=float).T
-    found = SizedWays(
-        size=size, site=table[0].astype(np.int64), degree=table[1], block=table[2], last=table[3],
-        send=table[4], alone=table[5], room=table[6], room_two=table[7], room_last=table[8],
+    names = (
+        "degree", "block", "first", "last", "send", "alone",
+        "room", "room_two", "room_first", "room_last",
     )  # fmt: skip
+    columns: dict[str, Any] = dict(zip(names, table[1:], strict=True))
+    found = SizedWays(size=size, site=table[0].astype(np.int64), **columns)
     return found.where((found.room >= 1) & ~_stood_in_for(found, blocks))
 
 
 def _stood_in_for(ways: SizedWays, blocks: int) -> npt.NDArray[np.bool_]:
     """Ways that another one of the site equals or betters in everything."""
     columns = np.array(
-        [ways.degree, ways.block, ways.last, ways.send, ways.alone, -ways.room,
-         -np.minimum(ways.room_two, blocks), -np.minimum(ways.room_last, blocks)]
+        [ways.degree, ways.block, ways.first, ways.last, ways.send, ways.alone, -ways.room,
+         -np.minimum(ways.room_two, blocks), -np.minimum(ways.room_first, blocks),
+         -np.minimum(ways.room_last, blocks)]
     )  # fmt: skip
     columns[np.isinf(columns)] = 1e300
     better = (columns[:, :, None] <= columns[:, None, :]).all(axis=0)

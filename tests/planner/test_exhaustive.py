@@ -23,14 +23,20 @@ from tests.helpers.planning import (
     tiny_spec,
 )
 
+SIZES = ((1,), (2,), (1, 2))
+UNLIKE = ((1, 3), (2, 3), (3, 5), (1, 5), (3,))  # and such as do not divide the batch
 
-def an_instance(seed: int, *, owners: int = 1, regions: int = 1) -> OwnCosts:
+
+def an_instance(
+    seed: int, *, owners: int = 1, regions: int = 1, sizes: tuple[tuple[int, ...], ...] = SIZES,
+    tied: bool = False,
+) -> OwnCosts:  # fmt: skip
     """One to three kinds of small machine, in one or two zones, and a small job. A kind of machine
     stands in one region."""
     r = random.Random(seed)
     spec = tiny_spec(
         num_layers=r.choice([2, 3, 4, 5]), hidden_size=r.choice([32, 64]),
-        ffn_hidden_size=r.choice([64, 128]),
+        ffn_hidden_size=r.choice([64, 128]), tied_embeddings=tied,
     )  # fmt: skip
     job = a_job(batch=r.choice([4, 6, 8, 12]))
     offers, grounds = [], []
@@ -58,7 +64,7 @@ def an_instance(seed: int, *, owners: int = 1, regions: int = 1) -> OwnCosts:
     pool = a_pool(*offers)
     space = Space(
         tensor_parallel_degrees=r.choice([(1,), (1, 2)]),
-        microbatch_sizes=r.choice([(1,), (2,), (1, 2)]),
+        microbatch_sizes=r.choice(sizes),
         recompute=r.choice([(False,), (False, True)]),
     )
     profile = AnalyticProfile(spec=spec, sequence_length=job.sequence_length, numerics=job.numerics)
@@ -97,26 +103,42 @@ def test_the_search_finds_the_best_of_all_fleets_on_small_instances(dollars):
     assert seen >= 8
 
 
-@pytest.mark.parametrize(("regions", "seeds"), [(1, range(24)), (2, range(100, 124))])
-def test_no_fleet_beats_the_lower_bounds(regions, seeds):
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("regions", "seeds", "sizes"),
+    [
+        (1, range(24), SIZES),
+        (2, range(100, 124), SIZES),
+        (1, range(200, 216), UNLIKE),
+        (2, range(300, 316), UNLIKE),
+        (3, range(400, 416), SIZES + UNLIKE),
+        # A pipeline that costs exactly what it does, at the best prices, was taken for refuted.
+        (1, (544, 1043, 1120, 1161, 2160, 2221), SIZES + UNLIKE),
+    ],
+)
+def test_no_fleet_beats_the_lower_bounds(regions, seeds, sizes, tied):
     gaps = []
+    kind = {"regions": regions, "sizes": sizes, "tied": tied}
     for seed in seeds:
-        costs = an_instance(seed, regions=regions)
+        costs = an_instance(seed, **kind)
+        if not costs.ways:
+            continue
         fastest = the_best_of_all(costs, Goal())
         cheapest = the_best_of_all(costs, Goal(dollars=True))
         if fastest is None or fastest[1] is None or cheapest is None or cheapest[1] is None:
             continue
         # What the bound may count on: memory as if all optimizer state were spread.
-        generous = an_instance(seed, owners=costs.global_batch_size, regions=regions)
-        for known in (1.0, 1.4):  # where it is looked for from must not matter
+        generous = an_instance(seed, owners=costs.global_batch_size, **kind)
+        for known in (1.0, 1.4, 3.0):  # where it is looked for from must not matter
             bound = least_step_seconds(generous, known=known * fastest[1].seconds)
             assert 0 < bound <= fastest[1].seconds * (1 + 1e-9), seed
         gaps.append(fastest[1].seconds / bound)
         rent = cheapest[1].value(Goal(dollars=True))
         assert 0 < least_dollars(generous) <= rent * (1 + 1e-9), seed
-    # Half of the bounds are of use: a bound of nothing would be valid, too.
-    assert len(gaps) >= 6
-    assert sorted(gaps)[len(gaps) // 2] < 1.5
+    # Half of the bounds are of use: a bound of nothing would be valid, too. They do not know which
+    # sizes add up to a small batch.
+    assert len(gaps) >= 3
+    assert sorted(gaps)[len(gaps) // 2] < (1.5 if sizes is SIZES else 2.5)
 
 
 def test_pipelines_are_counted_without_making_them():
