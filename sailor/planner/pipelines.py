@@ -27,6 +27,27 @@ FEW = 3  # stages; replicas of so many or fewer are looked at one by one
 
 
 @dataclass(frozen=True, slots=True)
+class Crossing:
+    """How often pipelines cross from region to region at least, what a stage on either side then
+    sends for at least, and the GPUs of one kind that a replica has on either side of one of these
+    crossings at least."""
+
+    times: int = 0
+    far: float = 0.0
+    gpus_beside: int = 0
+
+    @property
+    def sent(self) -> float:
+        """Seconds that the stages on both sides of all crossings send for."""
+        return 2 * self.times * self.far
+
+    @property
+    def gpus(self) -> int:
+        """Of a replica at least: the two sides are different machines."""
+        return 2 * self.gpus_beside
+
+
+@dataclass(frozen=True, slots=True)
 class Cells:
     """Ranges of pace and fill: the most pace and fill, the fewest microbatches, samples at most,
     the price of a second of fill; and about what such a replica does."""
@@ -44,15 +65,15 @@ class Cells:
 
 
 def cells_of(
-    ways: SizedWays, seconds: float, blocks: int, *, far: float, fars: float, whole: bool
+    ways: SizedWays, seconds: float, blocks: int, *, crossing: Crossing, whole: bool
 ) -> Cells:  # fmt: skip
-    """Those in which any pipeline of these ways could be. ``far``: what a stage sends for at least,
-    ``fars`` all of them together."""
-    shortest = blocks * float(ways.block.min()) + float(ways.first.min() + ways.last.min()) + fars
+    """Those in which any pipeline of these ways could be."""
+    ends = float(ways.first.min() + ways.last.min())
+    shortest = blocks * float(ways.block.min()) + ends + crossing.sent
     least_pace = float((ways.block + ways.send).min())
     least_pace = max(least_pace, float((ways.block + ways.last + ways.send).min()))
-    if far:
-        least_pace = max(least_pace, far + float(ways.block.min()))
+    if crossing.times:
+        least_pace = max(least_pace, crossing.far + float(ways.block.min()))
     if whole:
         depths = np.array(_DEPTHS, dtype=float)
         rounds, low = (
@@ -93,6 +114,8 @@ class CountedStages:
     first_held: FloatArray
     last_held: FloatArray
     usual: FloatArray
+    degree: FloatArray
+    crossing: Crossing
 
     def least(
         self, cells: Cells, blocks: int, *, enough: FloatArray, free: bool
@@ -100,7 +123,10 @@ class CountedStages:
         """At least what replicas of more than FEW stages cost: a price sigma >= 0 on a stage
         beside those on a block and on a second (``free``: on a second there is one price only),
 
-            cost >= mu L + sigma P - nu F + what the two ends cost more.
+            cost >= mu L + sigma P - nu F + what the two ends cost more,
+
+        or on a GPU, where a replica has some at least: cost >= mu L + sigma G - nu F. What stages
+        send from region to region is paid by the second besides.
 
         Cells that are known to cost ``enough`` are not looked at closer.
         """
@@ -129,9 +155,15 @@ class CountedStages:
         for end, most in ((self.first, self.first_held[left]), (self.last, self.last_held[left])):
             cost = stage + second * end - np.where(gain > 0, gain * most, gain)
             ends += np.where(most >= 1, cost, inf).min(axis=1)
+        each_gpu = (sigma / self.degree).min(axis=1)
         sigma = sigma.min(axis=1)
+        more = sigma * (FEW - 1) + ends
+        if self.crossing.times:
+            more = np.maximum(more, each_gpu * self.crossing.gpus)
+            longer = self.crossing.far - float(self.send.max())
+            more += 2 * self.crossing.times * second[:, 0] * max(0.0, longer)
         with np.errstate(invalid="ignore"):
-            cost = mu[:, 0] * blocks + sigma * (FEW - 1) + ends - second[:, 0] * cells.fill[left]
+            cost = mu[:, 0] * blocks + more - second[:, 0] * cells.fill[left]
         cost = np.where(np.isnan(cost), inf, cost)
         return np.where(sigma < 0, -inf, cost)  # yet more stages must not be cheaper
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import inf
 
 import numpy as np
@@ -37,7 +38,7 @@ from sailor.planner.costs import FloatArray, Way
 from sailor.planner.few_stages import FewStages
 from sailor.planner.memory import Cut
 from sailor.planner.own_costs import OwnCosts
-from sailor.planner.pipelines import EPSILON, RATES, CountedStages, cells_of, filled
+from sailor.planner.pipelines import EPSILON, RATES, CountedStages, Crossing, cells_of, filled
 from sailor.planner.prices import fair_prices
 from sailor.planner.reduction import gradient_bytes
 from sailor.planner.way_columns import SizedWays, fastest_link, sized_ways
@@ -55,7 +56,7 @@ class Question:
     ``rooms``: blocks whose gradients the links of each site can take, of one replica (infinity:
     any). ``most_replicas``: how many there are at most. ``crossing``: how often every replica
     crosses from region to region at least, each time sending for ``far_seconds`` + microbatch size
-    x ``far_seconds_each``.
+    x ``far_seconds_each``, and that times the replicas of a machine, which send at once.
     """
 
     seconds: float
@@ -206,25 +207,34 @@ class Relaxation:
             some = sized if usable.all() else sized.where(usable)
             if not len(some.site):
                 continue
-            for whole in (True, False):
-                found = self._pipelines(some, question, prices, each, whole=whole)
+            for crossing, whole in product(self._crossings(question, some.size), (True, False)):
+                found = self._pipelines(some, question, prices, each, crossing, whole=whole)
                 if found is not None and found.ratio >= 1 - EPSILON:
                     all_found.append(found)
                     if found.ratio > _HOPELESS:
                         return all_found
         return all_found
 
+    def _crossings(self, question: Question, size: int) -> list[Crossing]:
+        """All kinds of crossing, by how many replicas send at once over the fastest of a replica's:
+        so many fit on a machine beside each other on one side, or fewer on both (stage.py)."""
+        if not question.crossing:
+            return [Crossing()]
+        kinds = [int(gpus) for gpus in np.unique(self.machine)]
+        found = []
+        for at_once in sorted({gpus // taken for gpus in kinds for taken in range(1, gpus + 1)}):
+            each = at_once * size * question.far_seconds_each
+            beside = min(gpus // (at_once + 1) + 1 for gpus in kinds)
+            found.append(Crossing(question.crossing, question.far_seconds + each, beside))
+        return found
+
     def _pipelines(
-        self, ways: SizedWays, question: Question, prices: FloatArray, each: float, *, whole: bool
+        self, ways: SizedWays, question: Question, prices: FloatArray, each: float,
+        crossing: Crossing, *, whole: bool,
     ) -> _Found | None:  # fmt: skip
         """Replicas of several stages, over any sites."""
-        far = 0.0
-        if question.crossing:
-            far = question.far_seconds + ways.size * question.far_seconds_each
-        cells = cells_of(
-            ways, question.seconds, self.blocks, far=far, fars=2 * question.crossing * far,
-            whole=whole,
-        )  # fmt: skip
+        far = crossing.far
+        cells = cells_of(ways, question.seconds, self.blocks, crossing=crossing, whole=whole)
         if not len(cells.pace):
             return None
         rooms = question.rooms[ways.site]
@@ -325,7 +335,7 @@ class Relaxation:
             stages = CountedStages(
                 paid=paid, block=block, send=send, first=ends[0][0], last=ends[1][0],
                 held=held[chosen], first_held=ends[0][1][chosen], last_held=ends[1][1][chosen],
-                usual=best_mu[chosen],
+                usual=best_mu[chosen], degree=ways.degree[index], crossing=crossing,
             )  # fmt: skip
             enough = some.samples - each
             many = stages.least(some, self.blocks, enough=enough, free=not whole)
@@ -335,7 +345,10 @@ class Relaxation:
                 few = FewStages(
                     blocks=self.blocks, first_blocks=self.first_blocks,
                     last_blocks=self.last_blocks, machine=self.machine,
-                ).least(ways, some, rooms=question.rooms, prices=prices, enough=enough)  # fmt: skip
+                ).least(
+                    ways, some, rooms=question.rooms, prices=prices, enough=enough,
+                    crossing=crossing,
+                )  # fmt: skip
             best[chosen] = np.maximum(best[chosen], np.minimum(few, many))
             if (best[chosen] + each < some.samples).any():
                 open_cells = chosen
@@ -369,6 +382,6 @@ class Relaxation:
         """What a stage that is busy for so long besides costs at least, beside the price of its
         blocks."""
         near = np.minimum(np.floor((pace[:, None] - busy) / block + EPSILON), held)
-        across = paid + second[:, None] * busy - np.where(near >= 1, gain * near, 0.0)
+        across = paid + second[:, None] * busy - np.where(near >= 1, gain, 0.0) * near
         least: FloatArray = np.where(near >= 1, across, inf).min(axis=1)
         return least

@@ -29,10 +29,10 @@ UNLIKE = ((1, 3), (2, 3), (3, 5), (1, 5), (3,))  # and such as do not divide the
 
 def an_instance(
     seed: int, *, owners: int = 1, regions: int = 1, sizes: tuple[tuple[int, ...], ...] = SIZES,
-    tied: bool = False,
+    tied: bool = False, slow: bool = False,
 ) -> OwnCosts:  # fmt: skip
     """One to three kinds of small machine, in one or two zones, and a small job. A kind of machine
-    stands in one region."""
+    stands in one region. ``slow``: so that sending from region to region is worth it."""
     r = random.Random(seed)
     spec = tiny_spec(
         num_layers=r.choice([2, 3, 4, 5]), hidden_size=r.choice([32, 64]),
@@ -41,7 +41,7 @@ def an_instance(
     job = a_job(batch=r.choice([4, 6, 8, 12]))
     offers, grounds = [], []
     for number in range(r.choice([1, 1, 2, 2, 3])):
-        speed = 10 ** r.uniform(9, 11)
+        speed = 10 ** (r.uniform(6.5, 8) if slow else r.uniform(9, 11))
         gpu = a_gpu(
             name=f"g{number}", memory_mib=r.choice([0.6, 1.0, 1.5, 3, 8]), peak_flops=speed,
             peak_flops_fp32=speed,
