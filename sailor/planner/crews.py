@@ -88,6 +88,22 @@ def exact_shares(crews: Sequence[tuple[Template, int]], *, batch: int) -> tuple[
     return None
 
 
+def fewer(crews: Sequence[tuple[Template, int]], *, batch: int) -> list[tuple[Template, int]]:
+    """Without the replicas that do more than the batch: of those that do least as many as may go.
+
+    Where each takes a microbatch or two there are none to take away, but there are replicas.
+    """
+    shares = share_crews(crews, batch=batch)
+    done = [n * t.microbatch_size for n, (t, _) in zip(shares, crews, strict=True)]
+    excess = sum(each * count for each, (_, count) in zip(done, crews, strict=True)) - batch
+    counts = [count for _, count in crews]
+    for i in sorted((i for i, each in enumerate(done) if each), key=lambda i: done[i]):
+        gone = min(counts[i], excess // done[i])
+        counts[i] -= gone
+        excess -= gone * done[i]
+    return [(t, left) for (t, _), left in zip(crews, counts, strict=True) if left]
+
+
 def share_crews(crews: Sequence[tuple[Template, int]], *, batch: int) -> tuple[int, ...]:
     """Most microbatches of each crew's replicas, at the least step that holds the batch. Exact.
 

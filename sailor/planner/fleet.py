@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sailor.planner.costs import Costs, Crew, Fleet, FloatArray, IntArray, Template, Way
-from sailor.planner.crews import Arms, exact_shares, samples_per_second
+from sailor.planner.crews import Arms, exact_shares, fewer, samples_per_second, share_crews
 from sailor.planner.exhaustive import all_fleets, few_templates
 from sailor.planner.fleet_moves import Moves
 from sailor.planner.site_crews import SiteCrews
@@ -307,8 +307,20 @@ class FleetSearch:
         """Whole microbatches for each crew, and the step that follows. None where memory, the
         batch or the number of replicas wanted forbids it."""
         shares = exact_shares(crews, batch=self.batch)
-        if shares is None:
-            return None
+        if shares is None or shares != share_crews(crews, batch=self.batch):
+            # Rounds more than would be enough: replicas fewer may be better.
+            some = fewer(crews, batch=self.batch)
+            if some != list(crews) and self.goal.num_replicas is None:
+                other = self.work_out(some)
+                if shares is None:
+                    return other
+                more = self._with(crews, shares)
+                return min((f for f in (more, other) if f), key=self._rank, default=None)
+        return None if shares is None else self._with(crews, shares)
+
+    def _with(
+        self, crews: Sequence[tuple[Template, int]], shares: Sequence[int]
+    ) -> Found | None:  # fmt: skip
         used = [(template, count) for (template, count), n in zip(crews, shares, strict=True) if n]
         fleet = tuple(
             Crew(template, count, n)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sailor.planner.costs import Template, Way
-from sailor.planner.crews import exact_shares, share_crews
+from sailor.planner.crews import exact_shares, fewer, share_crews
 from sailor.planner.dealing import taken_away
 from sailor.planner.timing import PipelineSeconds
 from sailor.planner.whole_rounds import Pipelines
@@ -86,3 +86,12 @@ def test_sizes_that_do_not_divide_the_batch_add_up_together_or_not_at_all():
     six, two = (a_template(size=size, fill=1.0, pace=1.0) for size in (6, 2))
     assert exact_shares([(six, 2), (two, 2)], batch=16) == (1, 1)
     assert exact_shares([(six, 2)], batch=16) is None
+
+
+def test_replicas_that_do_more_than_the_batch_are_left_out():
+    """616 replicas with 6 samples and 616 with one are more than 4,096: a microbatch to take away
+    there is not, so all took another round, or the slower ones were not looked at."""
+    fast, slow = a_template(size=6, fill=2.0, pace=2.0), a_template(size=1, fill=1.9, pace=1.9)
+    crews = fewer([(fast, 616), (slow, 616)], batch=4096)
+    assert crews == [(fast, 616), (slow, 400)]
+    assert exact_shares(crews, batch=4096) == (1, 1)
