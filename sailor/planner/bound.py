@@ -39,13 +39,12 @@ _FARTHEST = 64.0  # times below the known step nothing is looked for
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scope:
-    """Where replicas may stand: GPUs of each site, in how many zones at least, and what is known of
-    every plan there. Sites may be entered twice, for one region and for all others: ``far`` are
-    those whose rings leave a region."""
+    """Where replicas may stand: GPUs of each site, and what is known of every plan there. Sites may
+    be entered twice, for one region and for all others: ``far`` are those whose rings leave a
+    region."""
 
     counts: FloatArray
     far: npt.NDArray[np.bool_]
-    num_zones: int = 1
     least_reduction: float = 0.0  # seconds besides the starts of messages
     crossing: int = 0
 
@@ -75,6 +74,7 @@ class _Bound:
         self.counts = np.array([float(site.num_gpus) for site in costs.sites])
         self._regions()
         self.scopes = list(self._scopes())
+        self.beyond = dict.fromkeys(map(id, self.scopes), 0.0)  # seconds refuted of each
 
     def _regions(self) -> None:
         """Zones of each region, and what a message between regions takes at least."""
@@ -92,42 +92,33 @@ class _Bound:
         ]  # fmt: skip
         self.far_start = min((link.seconds_per_message for link in far), default=0.0)
         self.far_rate = max((link.bytes_per_second for link in far), default=inf)
-        near = [
-            network.between(zones[0], kind, zones[1], other).seconds_per_message
-            for zones in self.regions.values() if len(zones) > 1
-            for kind in kinds for other in kinds
-        ]  # fmt: skip
-        self.between_zones = min(near, default=0.0)
 
-    def _gpus(self, zones: list[str], most: int) -> FloatArray:
-        """GPUs of each site in the fullest ``most`` of some zones."""
-        found = []
-        for ground in self.costs.grounds:
-            each = sorted((ground.zones.get(zone, 0) for zone in zones), reverse=True)
-            found.append(float(sum(each[:most]) * ground.machine_type.num_gpus))
-        return np.array(found)
+    def _gpus(self, zones: list[str]) -> FloatArray:
+        """GPUs of each site in some zones."""
+        found = [
+            sum(ground.zones.get(zone, 0) for zone in zones) * ground.machine_type.num_gpus
+            for ground in self.costs.grounds
+        ]
+        return np.array(found, dtype=float)
 
     def _scopes(self) -> Iterator[_Scope]:
         near = np.zeros(len(self.counts), dtype=bool)
-        seen = set()
+        seen, besides = set(), set()
         for zones in self.regions.values():
-            low = 1
-            while low <= len(zones):
-                # Whether one more zone is in use matters less, the more there are.
-                high = min(len(zones), 2 * low - 1)
-                counts = self._gpus(zones, high)
-                if (key := (low, tuple(counts))) not in seen:
-                    seen.add(key)
-                    yield _Scope(counts=counts, far=near, num_zones=low)
-                low = high + 1
+            # Of how many zones there are nothing follows: where replicas have two kinds of machine
+            # in two zones, and others the same the other way round, no ring leaves a zone.
+            counts = self._gpus(zones)
+            if (key := tuple(counts)) not in seen:
+                seen.add(key)
+                yield _Scope(counts=counts, far=near)
         if len(self.regions) == 1:
             return
         block = self.relaxation.block_bytes
         yield _Scope(counts=self.counts, far=~near, least_reduction=block / self.far_rate)
         for zones in self.regions.values():
-            here = self._gpus(zones, len(zones))
-            if (key := (0, tuple(here))) not in seen:
-                seen.add(key)
+            here = self._gpus(zones)
+            if (key := tuple(here)) not in besides:
+                besides.add(key)
                 yield _Scope(
                     counts=np.concatenate([here, self.counts - here]),
                     far=np.concatenate([near, ~near]), least_reduction=block / self.far_rate,
@@ -145,7 +136,7 @@ class _Bound:
         while width < log(_FARTHEST) and not self._refuted(known / exp(width)):
             width *= 3
         low, high = width, (width / 3 if width > _EXACT else 0.0)
-        while low - high > max(_EXACT, min(_COARSE, low / 3)):
+        while low - high > max(_EXACT, min(_COARSE, low / 5)):
             middle = (low + high) / 2
             if self._refuted(known / exp(middle)):
                 low = middle
@@ -167,22 +158,24 @@ class _Bound:
             return False
         enough = self.costs.global_batch_size / self.relaxation.most_samples(left)
         owners = max(few + 1, ceil(enough))
-        # The scope that was hardest to refute last time comes first.
+        # The scope that was hardest to refute last time comes first; what takes longer than so
+        # much takes longer than less.
         for i, scope in enumerate(self.scopes):
+            if left <= self.beyond[id(scope)]:
+                continue
             if not self._refuted_in(scope, left, owners):
                 self.scopes.insert(0, self.scopes.pop(i))
                 return False
+            self.beyond[id(scope)] = left
         return True
 
     def _refuted_in(self, scope: _Scope, left: float, owners: int) -> bool:
         """The same for pipelines and reduction of at least so many owners in one scope."""
         passes = 2 * (owners - 1) / owners
         starts = message_steps(owners) * self.start
-        if scope.num_zones > 1:
-            starts += message_steps(scope.num_zones + 1) * self.between_zones
-        starts *= self.rings
         whole = self.relaxation.block_bytes * passes
-        least = starts + max(
+        # A first stage has all its rings one after another, one between two others has one.
+        least = self.rings * starts + max(
             scope.least_reduction * passes,
             (1 + self.relaxation.tied_blocks) * whole / float(self.rates.max()),
         )

@@ -45,6 +45,7 @@ from sailor.planner.way_columns import SizedWays, fastest_link, sized_ways
 
 _HOPELESS = 1.3  # samples over price, where other prices will not help
 _WORST = 6  # cells that are looked at closer first
+_KEPT = 2  # prices that refuted a question, for the next one
 _ROUNDS = 12  # of bettering the prices of GPUs
 
 
@@ -94,6 +95,7 @@ class Relaxation:
         links = [fastest_link(costs, site, inside=True) for site in range(len(costs.grounds))]
         sized = [sized_ways(costs, size, group, links) for size, group in sorted(ways.items())]
         self._sizes = [each for each in sized if len(each.site)]
+        self._before: dict[tuple[int, bytes], list[tuple[FloatArray, float]]] = {}
         # The more GPUs share a tensor, the more of it is held twice: the fewest count least.
         slim = min(costs.ways, key=lambda way: way.tensor_parallel)
         one, degree = costs.coefficients(slim), slim.tensor_parallel
@@ -112,6 +114,7 @@ class Relaxation:
     def _twice(self) -> Relaxation:
         """The same with every site a second time, after all others."""
         other = copy(self)
+        other._before = {}
         other.num_sites = 2 * self.num_sites
         other.machine = np.tile(self.machine, 2)
         other._sizes = [ways.twice(self.num_sites) for ways in self._sizes]
@@ -150,6 +153,16 @@ class Relaxation:
             return False
         usual /= float(usual @ question.counts)
         rows = slice(None) if few else slice(-1)
+        # Prices that refuted the last question of the kind are about right in this one.
+        key = (question.crossing, stores.tobytes())
+        for known in self._before.get(key, ()):
+            if (uses[alone, :-1] @ known[0] + known[1] < worths[alone] * (1 - EPSILON)).any():
+                continue
+            found = self._most(question, *known)
+            if not found:
+                return True
+            uses = np.concatenate([uses, [np.append(f.usage, 1.0) for f in found]])
+            worths = np.concatenate([worths, [f.worth for f in found]])
         for _ in range(_ROUNDS):
             priced = fair_prices(uses[:, rows], worths, stores[rows])
             if priced is None or priced.worth >= self.batch * (1 - 1e-6):
@@ -161,6 +174,7 @@ class Relaxation:
                 return False  # the program was not solved so closely
             found = self._most(question, prices, each)
             if not found:
+                self._before[key] = [(prices, each), *self._before.get(key, ())][:_KEPT]
                 return True
             uses = np.concatenate([uses, [np.append(f.usage, 1.0) for f in found]])
             worths = np.concatenate([worths, [f.worth for f in found]])
