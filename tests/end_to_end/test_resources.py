@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from sailor.observe.events import Event
+from sailor.runtime.watchdog import LEAST_EXCHANGE_S
 from tests.end_to_end.test_losses import BATCH, of_kind
 from tests.helpers import invariants as check
 from tests.helpers.running import SHARED_MEMORY, Place, Running
@@ -27,8 +28,9 @@ FEW_DESCRIPTORS = 3
 FEW_THREADS = min(32, (os.cpu_count() or 1) + 4)
 # Interpreters keep what they once needed; growth by the change would be 40 times of something.
 FEW_BYTES = 48 << 20
-# What a group had under way when it was left rests until that times out (exchange_timeout_s).
-SETTLES_S = 90.0
+# What a group had under way when it was left rests until that times out (exchange_timeout_s), and a
+# set-up that was left until gloo has called whoever is gone five times for so long.
+SETTLES_S = 5 * LEAST_EXCHANGE_S + 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
