@@ -179,16 +179,21 @@ class Segment:
 
     def begin(self, *, generation: int, step: int) -> None:
         """From here until ``finish`` the contents are torn."""
-        _STATE.pack_into(self._map, _STATE_OFFSET, SegmentState.writing)
+        self._enter(SegmentState.writing)
         _WHEN.pack_into(self._map, _WHEN_OFFSET, generation, step)
 
     def finish(self) -> None:
         """All boxes are copied."""
-        _STATE.pack_into(self._map, _STATE_OFFSET, SegmentState.written)
+        self._enter(SegmentState.written)
 
     def release(self) -> None:
         """What it held may be forgotten."""
-        _STATE.pack_into(self._map, _STATE_OFFSET, SegmentState.free)
+        self._enter(SegmentState.free)
+
+    def _enter(self, state: SegmentState) -> None:
+        """One byte, stored at once: struct.pack_into puts zeros first, and another process that
+        looks at that moment would take the segment for a free one."""
+        self._map[_STATE_OFFSET] = state
 
     def arrays(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Weight, moment1 and moment2 of a box: fp32 views of the mapping."""
@@ -222,7 +227,7 @@ class Segment:
         digests = [digest(self.raw(at.name)) for at in self.manifest.boxes]
         struct.pack_into(f"<{len(digests)}Q", self._map, self._digests, *digests)
         _SEAL.pack_into(self._map, _SEAL_OFFSET, self._sum())
-        _STATE.pack_into(self._map, _STATE_OFFSET, SegmentState.verified)
+        self._enter(SegmentState.verified)
         return {at.name: value for at, value in zip(self.manifest.boxes, digests, strict=True)}
 
     def check_seal(self) -> None:

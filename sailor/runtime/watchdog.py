@@ -15,7 +15,6 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-import struct
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -47,12 +46,11 @@ TELL = signal.SIGUSR1  # has a worker write into its log what its threads are at
 _RECENT_STEPS = 16
 KNOWN_STEPS = 3  # before so many steps nobody knows how long one takes
 
-_SLOT = struct.Struct("<qqqqqq")  # ticked at (ns), moved at (ns), moves, step, doing, device bytes
-_SLOT_BYTES = PROGRESS_SLOT_BYTES
-_WAITS_AT = 56  # waited at (ns)
-_BUSY_AT = 64  # seconds at work in the last step
-_WORD = struct.Struct("<q")
-_BUSY = struct.Struct("<d")
+# Words of eight bytes of a slot. Each is stored and loaded whole: struct.pack_into puts zeros there
+# first, and an agent that looks at that moment would see a worker that has never ticked.
+_TICKED, _MOVED, _MOVES, _STEP, _DOING, _DEVICE, _POISON, _WAITED, _BUSY = range(9)
+_SLOT_WORDS = PROGRESS_SLOT_BYTES // 8
+assert _POISON * 8 == POISON_AT
 
 
 class Doing(IntEnum):
@@ -86,14 +84,15 @@ class ProgressPage:
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         """Use ``create`` or ``attach``."""
         self.path = path
-        self._map = mapping
+        self.words = memoryview(mapping).cast("q")
+        self.seconds = memoryview(mapping).cast("d")  # the same, for words that are fractions
 
     @staticmethod
     def create(path: Path, *, slots: int) -> ProgressPage:
         """A new page, for the agent."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, max(1, slots) * _SLOT_BYTES)
+            os.ftruncate(descriptor, max(1, slots) * PROGRESS_SLOT_BYTES)
             return ProgressPage(path, mmap.mmap(descriptor, 0))
         finally:
             os.close(descriptor)
@@ -109,59 +108,59 @@ class ProgressPage:
 
     def read(self, slot: int) -> Progress:
         """A worker's words as they are now."""
-        at = slot * _SLOT_BYTES
-        ticked, moved, moves, step, doing, device = _SLOT.unpack_from(self._map, at)
-        (waited,) = _WORD.unpack_from(self._map, at + _WAITS_AT)
+        at = slot * _SLOT_WORDS
         return Progress(
-            ticked_at=ticked / 1e9,
-            moved_at=moved / 1e9,
-            moves=moves,
-            step=step,
-            doing=Doing(doing),
-            device_bytes=device,
-            waited_at=waited / 1e9,
-            busy_s=_BUSY.unpack_from(self._map, slot * _SLOT_BYTES + _BUSY_AT)[0],
+            ticked_at=self.words[at + _TICKED] / 1e9,
+            moved_at=self.words[at + _MOVED] / 1e9,
+            moves=self.words[at + _MOVES],
+            step=self.words[at + _STEP],
+            doing=Doing(self.words[at + _DOING]),
+            device_bytes=self.words[at + _DEVICE],
+            waited_at=self.words[at + _WAITED] / 1e9,
+            busy_s=self.seconds[at + _BUSY],
         )
 
     def reset(self, slot: int) -> None:
         """A new worker takes the slot: it counts as ticking from now."""
-        now = time.monotonic_ns()
-        _SLOT.pack_into(self._map, slot * _SLOT_BYTES, now, now, 0, -1, Doing.idle, 0)
-        _WORD.pack_into(self._map, slot * _SLOT_BYTES + POISON_AT, Poison.none)
-        _WORD.pack_into(self._map, slot * _SLOT_BYTES + _WAITS_AT, now)
+        now, at = time.monotonic_ns(), slot * _SLOT_WORDS
+        fresh = {_TICKED: now, _MOVED: now, _MOVES: 0, _STEP: -1, _DOING: Doing.idle, _DEVICE: 0,
+                 _POISON: Poison.none, _WAITED: now}  # fmt: skip
+        for word, value in fresh.items():
+            self.words[at + word] = value
 
 
 class Ticker:
     """A worker's pen for its slot. ``tick`` belongs to one thread, ``move`` to another."""
 
     def __init__(self, page: ProgressPage, slot: int) -> None:
-        self._map = page._map
-        self._at = slot * _SLOT_BYTES
+        self._words, self._seconds = page.words, page.seconds
+        self._at = slot * _SLOT_WORDS
         self._moves = 0
 
     def tick(self) -> None:
         """I live."""
-        struct.pack_into("<q", self._map, self._at, time.monotonic_ns())
+        self._words[self._at + _TICKED] = time.monotonic_ns()
 
     def waits(self) -> None:
         """The training thread waits for a peer."""
-        _WORD.pack_into(self._map, self._at + _WAITS_AT, time.monotonic_ns())
+        self._words[self._at + _WAITED] = time.monotonic_ns()
 
     def poison(self) -> Poison:
         """The fault that was put here since the last look."""
-        (word,) = _WORD.unpack_from(self._map, self._at + POISON_AT)
+        word = self._words[self._at + _POISON]
         if word:
-            _WORD.pack_into(self._map, self._at + POISON_AT, Poison.none)
+            self._words[self._at + _POISON] = Poison.none
         return Poison(word)
 
     def move(self, *, step: int, doing: Doing, device_bytes: int = 0, busy_s: float = 0.0) -> None:
         """The training thread got somewhere."""
         self._moves += 1
-        _BUSY.pack_into(self._map, self._at + _BUSY_AT, busy_s)
-        struct.pack_into(
-            "<qqqqq", self._map, self._at + 8,
-            time.monotonic_ns(), self._moves, step, doing, device_bytes,
-        )  # fmt: skip
+        self._seconds[self._at + _BUSY] = busy_s
+        self._words[self._at + _STEP] = step
+        self._words[self._at + _DOING] = doing
+        self._words[self._at + _DEVICE] = device_bytes
+        self._words[self._at + _MOVES] = self._moves
+        self._words[self._at + _MOVED] = time.monotonic_ns()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

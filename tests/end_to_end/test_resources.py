@@ -87,7 +87,9 @@ def grown(run: Running, before: dict[str, Usage]) -> list[str]:
 
 def through(place: Place, *, changes: int) -> None:
     """A run whose worker is killed again and again, looked at after the first time and the last."""
-    script = [{"kind": "kill_worker", "at": 8 * (i + 1), "target": VICTIM} for i in range(changes)]
+    # After the first recovery there is time for a look.
+    steps = [8, *(100 + 8 * i for i in range(1, changes))]
+    script = [{"kind": "kill_worker", "at": step, "target": VICTIM} for step in steps]
 
     def recovered(times: int) -> Callable[[tuple[Event, ...]], bool]:
         return lambda log: len(of_kind(log, "pause")) == times + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -199,6 +200,39 @@ def test_a_pace_is_that_of_one_generation():
     assert list(pace.step_seconds) == [2.0, 2.0, 2.0]  # three steps, of two of them at one look
     pace.look(seen(step=6, moved_at=30.0), generation=3)
     assert list(pace.step_seconds) == []
+
+
+def _ticks_until(path: Path, end: float) -> None:
+    ticker = Ticker(ProgressPage.attach(path), 0)
+    while time.monotonic() < end:
+        ticker.tick()
+        ticker.waits()
+        ticker.move(step=1 << 40, doing=Doing.training, busy_s=0.5)
+
+
+def test_a_word_is_never_seen_half_written(tmp_path):
+    """Written by struct.pack_into, one look in six at a pen in motion finds zero: a worker that has
+    never ticked. At ten ticks a second that ended one of a thousand workers every few minutes."""
+    page = ProgressPage.create(tmp_path / "page", slots=1)
+    page.reset(0)
+    began = time.monotonic()
+    writer = multiprocessing.get_context("spawn").Process(
+        target=_ticks_until, args=(tmp_path / "page", began + 120.0)
+    )
+    writer.start()
+    try:
+        while page.read(0).moves == 0:
+            assert time.monotonic() < began + 60.0
+        looks, end = 0, time.monotonic() + 1.0
+        while time.monotonic() < end:
+            seen = page.read(0)
+            assert min(seen.ticked_at, seen.moved_at, seen.waited_at) >= began
+            assert (seen.step, seen.doing, seen.busy_s) == (1 << 40, Doing.training, 0.5)
+            looks += 1
+        assert looks > 1000
+    finally:
+        writer.kill()
+        writer.join()
 
 
 def test_a_page_carries_who_waits(tmp_path):
