@@ -40,7 +40,6 @@ from sailor.errors import SailorError
 from sailor.observe.redact import redact
 from sailor.runtime.door import Door, Seen
 from sailor.runtime.identity import load_identity
-from sailor.runtime.transport import address_of
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +138,7 @@ async def keep_open(options: argparse.Namespace) -> None:
     server = await Door(folder=folder, lodger=lodger).open(
         options.host, options.port, identity=load_identity(Path(options.identity))
     )
-    host, port = address_of(server)
+    host, port = server.address
     _write(house / DOOR, {"host": host, "port": port, "pid": os.getpid(), "since": time.time()})
     async with server:
         await lodger.live()

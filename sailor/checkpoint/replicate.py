@@ -203,7 +203,9 @@ async def fetch(
             head = await _ask(line, get)
         except LinkClosed as error:
             log.info("a line opened ahead of time is of no use any more: %s", error)
-            line.abort()
+        finally:
+            if head is None:  # cancelled, too
+                line.abort()
     link = line if line is not None and head is not None else await dial(address, identity)
     try:
         head = head or await _ask(link, get)

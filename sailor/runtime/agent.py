@@ -43,7 +43,7 @@ from sailor.runtime.keeper import Keeper
 from sailor.runtime.notices import CLOUDS, watch
 from sailor.runtime.nursery import Child, Nursery, NurseryFailed
 from sailor.runtime.tenure import Tenure
-from sailor.runtime.transport import Link, LinkClosed, address_of, connect, listen
+from sailor.runtime.transport import Link, LinkClosed, Listener, connect, listen
 from sailor.runtime.watchdog import ProgressPage
 from sailor.runtime.way_here import way_here
 from sailor.runtime.worker_link import Grant
@@ -140,7 +140,7 @@ class Agent:
             settings=self.settings, keeper=self.keeper, nursery=self.nursery, tell=self.tell,
             beside=self.beside,
         )  # fmt: skip
-        bulk: asyncio.Server | None = None
+        bulk: Listener | None = None
         try:
             bulk = await listen(
                 self.settings.host,
@@ -149,7 +149,7 @@ class Agent:
                 decoder=BULK_DECODER,
                 on_link=lambda link: serve_bulk(link, self.keeper),
             )
-            self._bulk_address = address_of(bulk)
+            self._bulk_address = bulk.address
             if self.settings.slots:
                 await self.nursery.start()
             self.beside(self._serve_controller())
@@ -164,7 +164,7 @@ class Agent:
             for task in self._tasks:
                 task.cancel()
             if bulk is not None:
-                bulk.close()
+                await bulk.close()
             await self.nursery.end()
             if self._link is not None:
                 self._link.abort()
@@ -248,23 +248,22 @@ class Agent:
     async def _obey(self, link: Link) -> None:
         """One connection to the controller, from Hello to its end. Raises LinkClosed."""
         host, port = self._bulk_address
-        await link.send(
-            m.Hello(
-                generation=self.tenure.generation,
-                node=self.settings.node,
-                zone=self.settings.zone,
-                machine_type=self.settings.machine_type,
-                pid=os.getpid(),
-                host=host,
-                port=port,
-                workers=self.nursery.statuses(),
-                holdings=self.keeper.holdings(),
-                start=self._start,
-                heard=self.tenure.heard_of,
-                persisted=self.tenure.persisted,
-            )
+        hello = m.Hello(
+            generation=self.tenure.generation,
+            node=self.settings.node,
+            zone=self.settings.zone,
+            machine_type=self.settings.machine_type,
+            pid=os.getpid(),
+            host=host,
+            port=port,
+            workers=self.nursery.statuses(),
+            holdings=self.keeper.holdings(),
+            start=self._start,
+            heard=self.tenure.heard_of,
+            persisted=self.tenure.persisted,
         )
         try:
+            await link.send(hello)
             while True:
                 message = await link.receive()
                 self._heard_at = time.monotonic()

@@ -50,7 +50,7 @@ from sailor.runtime.requests import Migrate, Replan, Request, Save, Stop, take
 from sailor.runtime.roster import Roster
 from sailor.runtime.saving import HEARD_S, Saving
 from sailor.runtime.standby import Rehearsals
-from sailor.runtime.transport import address_of, listen
+from sailor.runtime.transport import listen
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class Controller:
             decoder=m.decoder(m.ToController),
             on_link=self._reception.serve,
         )
-        host, port = address_of(self._server)
+        host, port = self._server.address
         await notebook.note(notebook.journal.started(port=port))
         return host, port
 
@@ -260,7 +260,7 @@ class Controller:
         for proof in released:
             self._hiring.note_released(proof)
         await parts.notebook.note(parts.notebook.journal.alone())
-        self._server.close()
+        await self._server.close()
         for agent in parts.roster.agents.values():
             if agent.link is not None:
                 agent.link.abort()

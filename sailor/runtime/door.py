@@ -17,7 +17,7 @@ from typing import Protocol
 from sailor.runtime.identity import Identity
 from sailor.runtime.messages import Message, decoder
 from sailor.runtime.requests import Request, ask
-from sailor.runtime.transport import Link, LinkClosed, listen
+from sailor.runtime.transport import Link, LinkClosed, Listener, listen
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Door:
     folder: Path
     lodger: Lodger
 
-    async def open(self, host: str, port: int, *, identity: Identity) -> asyncio.Server:
+    async def open(self, host: str, port: int, *, identity: Identity) -> Listener:
         """Listen. Raises OSError when the port is taken."""
         return await listen(host, port, identity=identity, decoder=TO_DOOR, on_link=self._serve)
 

@@ -13,7 +13,7 @@ import logging
 import ssl
 import struct
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -129,6 +129,65 @@ async def connect(
     return Link(reader, writer, decoder)
 
 
+class Listener:
+    """A port where links are accepted, each served by a task of its own, until it is closed."""
+
+    def __init__(
+        self, on_link: Callable[[Link], Awaitable[None]], decoder: msgspec.msgpack.Decoder[Any]
+    ) -> None:
+        self._on_link = on_link
+        self._decoder = decoder
+        self._serving: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self._server: asyncio.Server
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """(host, port) it listens on."""
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return str(host), int(port)
+
+    async def close(self) -> None:
+        """Accept no more, and drop whoever is served.
+
+        What was accepted a moment ago becomes a link first: of a connection whose server is closed
+        before it comes to that, asyncio (3.11) forgets the socket, open.
+        """
+        loop = asyncio.get_running_loop()
+        for socket in self._server.sockets:
+            loop.remove_reader(socket.fileno())
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self._closed = True
+            self._server.close()
+            for task in self._serving:
+                task.cancel()
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = Link(reader, writer, self._decoder)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            if not self._closed:
+                await self._on_link(link)
+                await link.close()  # what was sent last may still be in our buffer
+        except LinkClosed as error:
+            log.debug("link ended: %s", error)
+        except asyncio.CancelledError:
+            log.debug("%s: dropped, for we end", link.peer)  # raised, 3.11 would log it as an error
+        finally:
+            self._serving.discard(task)
+            link.abort()
+
+
 async def listen(
     host: str,
     port: int,
@@ -136,36 +195,20 @@ async def listen(
     identity: Identity,
     decoder: msgspec.msgpack.Decoder[Any],
     on_link: Callable[[Link], Awaitable[None]],
-) -> asyncio.Server:
-    """Accept links on ``host``; port 0 picks a free one (``address_of`` tells which).
+) -> Listener:
+    """Accept links on ``host``; port 0 picks a free one.
 
     ``on_link`` runs as a task per connection; the link is flushed and closed when it returns, and
     dropped when it raises.
     """
 
-    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = Link(reader, writer, decoder)
-        try:
-            await on_link(link)
-            await link.close()  # what was sent last may still be in our buffer
-        except LinkClosed as error:
-            log.debug("link ended: %s", error)
-        except asyncio.CancelledError:
-            log.debug("%s: dropped, for we end", link.peer)  # raised, 3.11 would log it as an error
-        finally:
-            link.abort()
-
-    return await asyncio.start_server(
-        accepted,
+    listener = Listener(on_link, decoder)
+    listener._server = await asyncio.start_server(
+        listener._accepted,
         host,
         port,
         ssl=identity.server_context(),
         ssl_handshake_timeout=HANDSHAKE_S,
         limit=BUFFER_BYTES,
     )
-
-
-def address_of(server: asyncio.Server) -> tuple[str, int]:
-    """(host, port) a server listens on."""
-    host, port = server.sockets[0].getsockname()[:2]
-    return str(host), int(port)
+    return listener

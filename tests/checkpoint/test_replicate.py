@@ -306,6 +306,27 @@ def test_a_line_that_broke_meanwhile_is_no_harm(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_line_is_closed_when_who_asks_over_it_is_told_to_stop(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with two_nodes(tmp_path) as (a, b):
+            held = await a.hold()
+            lines = Lines(b.identity)
+            await lines.open([a.address])
+            line = lines.take(a.address)
+            assert line is not None
+            asking = asyncio.ensure_future(
+                fetch(a.address, held.snapshot, NAMES, identity=b.identity, shelf=b.keeper,
+                      line=line)
+            )  # fmt: skip
+            await asyncio.sleep(0)  # it has asked, and waits
+            asking.cancel()
+            await asyncio.wait({asking})
+            assert asking.cancelled()
+            assert line.writer.is_closing()
+
+    asyncio.run(story())
+
+
 def test_lines_that_were_not_needed_are_closed_even_those_that_come_late(tmp_path: Path) -> None:
     async def story() -> None:
         async with two_nodes(tmp_path) as (a, b):

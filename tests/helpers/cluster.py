@@ -34,7 +34,7 @@ from sailor.plan import Plan
 from sailor.runtime import messages as m
 from sailor.runtime.identity import Identity, create_identity
 from sailor.runtime.key_store import KeyStore
-from sailor.runtime.transport import Link, LinkClosed, address_of, listen
+from sailor.runtime.transport import Link, LinkClosed, Listener, listen
 from tests.helpers.settings import some_settings
 
 PATIENCE_S = 180.0  # a loaded machine; nothing asserted depends on it
@@ -88,7 +88,7 @@ class Cluster:
         self.lease_s = 30.0
         self.store = KeyStore()
         self.published: Counter[int] = Counter()  # generation -> keys set to build its groups
-        self._server: asyncio.Server | None = None
+        self._server: Listener | None = None
         self._port = 0
         self._news = asyncio.Condition()
 
@@ -102,7 +102,7 @@ class Cluster:
             decoder=m.decoder(m.ToController),
             on_link=self._serve,
         )
-        self._port = address_of(self._server)[1]
+        self._port = self._server.address[1]
 
     @property
     def port(self) -> int:
@@ -112,7 +112,7 @@ class Cluster:
     async def vanish(self) -> None:
         """The controller dies: no port, no connections."""
         assert self._server is not None
-        self._server.close()
+        await self._server.close()
         for agent in self.agents.values():
             if agent.link is not None:
                 agent.link.abort()
@@ -313,7 +313,7 @@ class Cluster:
                     os.killpg(agent.process.pid, signal.SIGKILL)
                 agent.process.wait()
         if self._server is not None:
-            self._server.close()
+            await self._server.close()
         sweep(self.run)
         _, alive = await asyncio.to_thread(psutil.wait_procs, members, 5.0)
         left = list(SHARED_MEMORY.glob(f"sailor-{self.run}-*"))

@@ -227,21 +227,26 @@ class MiniCluster:
         )  # fmt: skip
 
 
-async def _hung_up(before: int) -> None:
+async def _hung_up(before: frozenset[str]) -> None:
     """Until dropped connections, those in the middle of a handshake included, have closed their
     sockets at both ends; the loop must not end before."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(HANG_UP_S):
-            while _sockets() > before:
+            while _sockets() - before:
                 await asyncio.sleep(0.02)
 
 
-def _sockets() -> int:
-    count = 0
+def _sockets() -> frozenset[str]:
+    return frozenset(what for what in open_files() if what.startswith("socket:"))
+
+
+def open_files() -> list[str]:
+    """What each descriptor of this process stands for, as the kernel names it."""
+    found = []
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            count += os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
-    return count
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return found
 
 
 def _request(number: int) -> NodeRequest:

@@ -10,7 +10,7 @@ from sailor.checkpoint.replicate import BULK_DECODER, serve_bulk
 from sailor.checkpoint.segment import Segment
 from sailor.runtime.identity import Identity, create_identity
 from sailor.runtime.keeper import Keeper
-from sailor.runtime.transport import address_of, listen
+from sailor.runtime.transport import listen
 from tests.helpers.snapshots import BOXES, a_worker, an_arena, write
 
 
@@ -41,10 +41,10 @@ async def two_nodes(tmp_path: Path, *, budget: int = 64 << 20) -> AsyncIterator[
             "127.0.0.1", 0, identity=identity, decoder=BULK_DECODER,
             on_link=lambda link, keeper=node.keeper: serve_bulk(link, keeper),
         )  # fmt: skip
-        node.address = address_of(server)
+        node.address = server.address
         servers.append(server)
     try:
         yield nodes[0], nodes[1]
     finally:
         for server in servers:
-            server.close()
+            await server.close()

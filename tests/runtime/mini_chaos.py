@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import gc
 import logging
-import os
 import sys
 import tempfile
 import traceback
@@ -31,7 +30,7 @@ from sailor.cluster.provisioner import is_anchor
 from sailor.observe.events import contract_problems
 from sailor.runtime import state as s
 from tests.helpers import invariants as check
-from tests.helpers.mini_cluster import ENOUGH, FEWEST, MiniCluster
+from tests.helpers.mini_cluster import ENOUGH, FEWEST, MiniCluster, open_files
 from tests.helpers.pretend_exchange import state_after
 
 SETTLE_S = 60.0  # for the run to train again once all is quiet; a loaded machine's patience
@@ -228,14 +227,14 @@ def play(folder: Path, *, seed: int, events: int) -> tuple[dict[str, int], int]:
     Raises AssertionError naming the command.
     """
     gc.collect()
-    descriptors = _descriptors()
+    before = Counter(open_files())
     try:
         happened, step, run = _played(folder, seed=seed, events=events)
         left = list(Path("/dev/shm").glob(f"sailor-{run}-*"))  # I6
         assert not left, left
         gc.collect()  # mappings of machines that are gone, as far as tasks in cycles hold them
-        more = _descriptors() - descriptors
-        assert more <= 2, f"{more} descriptors are left"  # I6
+        more = Counter(open_files()) - before
+        assert more.total() <= 2, f"descriptors are left: {dict(more)}"  # I6
     except (AssertionError, TimeoutError) as error:
         raise AssertionError(f"{command(seed=seed, events=events)}\n{error!r}") from error
     return happened, step
@@ -248,10 +247,6 @@ def _played(folder: Path, *, seed: int, events: int) -> tuple[dict[str, int], in
     )  # fmt: skip
     storm = asyncio.run(_weather(cluster, events=events))
     return dict(storm.happened), _hold(cluster), cluster.run_name
-
-
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def main() -> int:

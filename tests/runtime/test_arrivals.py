@@ -23,7 +23,7 @@ from sailor.runtime.arrivals import (
 from sailor.runtime.identity import create_identity
 from sailor.runtime.keeper import Keeper
 from sailor.runtime.line_rates import measure
-from sailor.runtime.transport import address_of, listen
+from sailor.runtime.transport import listen
 from tests.helpers.builders import a_layout, a_member, a_plan
 from tests.helpers.delay import a_slow_line
 from tests.helpers.snapshots import an_arena
@@ -201,17 +201,15 @@ def test_a_narrow_and_a_long_line_are_measured_as_they_are_within_their_time(ide
     async def seen():
         async with (
             await bulk_port(identity, tmp_path) as server,
-            a_slow_line(address_of(server)[1], seconds=0.0, bytes_per_second=4 * MB) as narrow,
-            a_slow_line(address_of(server)[1], seconds=0.03) as long,
+            a_slow_line(server.address[1], seconds=0.0, bytes_per_second=4 * MB) as narrow,
+            a_slow_line(server.address[1], seconds=0.03) as long,
         ):
             peers = {
                 "narrow": ("127.0.0.1", narrow), "long": ("127.0.0.1", long),
                 "gone": ("127.0.0.1", 9),
             }  # fmt: skip
             began = asyncio.get_running_loop().time()
-            own, lines = await measure(
-                peers, own=address_of(server), identity=identity, seconds=LONG_S
-            )
+            own, lines = await measure(peers, own=server.address, identity=identity, seconds=LONG_S)
             return own, lines, asyncio.get_running_loop().time() - began
 
     own, lines, took_s = asyncio.run(seen())

@@ -14,7 +14,6 @@ import pytest
 from sailor.runtime.door import PIECE_BYTES, Door, Listed, Piece, Read, Seen
 from sailor.runtime.identity import Identity, create_identity
 from sailor.runtime.requests import Save, take
-from sailor.runtime.transport import address_of
 from sailor.runtime.visit import NobodyHome, Visit, dial
 
 
@@ -54,10 +53,10 @@ def opened(door: Door, identity: Identity) -> Iterator[tuple[str, int]]:
         server = asyncio.run_coroutine_threadsafe(
             door.open("127.0.0.1", 0, identity=identity), loop
         ).result(10)
-        yield address_of(server)
+        yield server.address
 
         async def shut() -> None:
-            server.close()
+            await server.close()
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
             await asyncio.sleep(0)

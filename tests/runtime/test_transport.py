@@ -1,17 +1,21 @@
 """Links: what the run's key opens, and what everything else meets."""
 
 import asyncio
+import gc
 import os
+import socket
 import ssl
 import stat
 import struct
+from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sailor.runtime.identity import create_identity, load_identity
 from sailor.runtime.messages import Beat, Heartbeat, ToAgent, ToController, decoder
-from sailor.runtime.transport import Link, LinkClosed, address_of, connect, listen
+from sailor.runtime.transport import Link, LinkClosed, connect, listen
 from tests.helpers.network import has_ipv6
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this computer has no IPv6")
@@ -35,11 +39,10 @@ async def exchange(identity, generation, port, host="127.0.0.1"):
 
 def with_server(identity, scenario, host="127.0.0.1"):
     async def main():
-        server = await listen(host, 0, identity=identity, decoder=TO_CONTROLLER, on_link=echo_beats)
-        try:
-            return await asyncio.wait_for(scenario(address_of(server)[1]), 20)
-        finally:
-            server.close()
+        async with await listen(
+            host, 0, identity=identity, decoder=TO_CONTROLLER, on_link=echo_beats
+        ) as server:
+            return await asyncio.wait_for(scenario(server.address[1]), 20)
 
     return asyncio.run(main())
 
@@ -162,3 +165,46 @@ def test_a_sender_that_is_cancelled_ends_however_busy_it_is(tmp_path: Path):
         return ended
 
     assert with_server(identity, scenario) == 40
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_port_that_is_closed_leaves_no_socket_open(tmp_path: Path, turns: int):
+    """asyncio's own server forgets one that it accepted in the moment before."""
+    identity = create_identity(tmp_path / "id", run="r")
+
+    async def scenario():
+        listener = await listen(
+            "127.0.0.1", 0, identity=identity, decoder=TO_CONTROLLER, on_link=echo_beats
+        )
+        with closing(socket.create_connection(listener.address)) as caller:
+            for _ in range(turns):  # closed at every point of its way in
+                await asyncio.sleep(0)
+            await listener.close()
+            its_end = caller.getsockname()
+        async with asyncio.timeout(5):
+            while any(c.raddr == its_end for c in psutil.Process().net_connections()):
+                await asyncio.sleep(0.01)
+
+    gc.disable()  # it would close what is forgotten
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()
+
+
+def test_a_port_that_is_closed_drops_whom_it_serves(tmp_path: Path):
+    identity = create_identity(tmp_path / "id", run="r")
+
+    async def scenario():
+        async with await listen(
+            "127.0.0.1", 0, identity=identity, decoder=TO_CONTROLLER, on_link=echo_beats
+        ) as listener:
+            link = await connect(
+                *listener.address, identity=identity, decoder=TO_AGENT, deadline_s=5
+            )
+            await link.send(Heartbeat(node="a", workers=()))
+            await link.receive()
+        with pytest.raises(LinkClosed):
+            await asyncio.wait_for(link.receive(), 5)
+
+    asyncio.run(scenario())
