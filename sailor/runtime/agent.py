@@ -43,7 +43,7 @@ from sailor.runtime.keeper import Keeper
 from sailor.runtime.notices import CLOUDS, watch
 from sailor.runtime.nursery import Child, Nursery, NurseryFailed
 from sailor.runtime.tenure import Tenure
-from sailor.runtime.transport import Link, LinkClosed, Listener, connect, listen
+from sailor.runtime.transport import Link, LinkClosed, connect, listen
 from sailor.runtime.watchdog import ProgressPage
 from sailor.runtime.way_here import way_here
 from sailor.runtime.worker_link import Grant
@@ -140,8 +140,12 @@ class Agent:
             settings=self.settings, keeper=self.keeper, nursery=self.nursery, tell=self.tell,
             beside=self.beside,
         )  # fmt: skip
-        bulk: Listener | None = None
-        try:
+        async with (
+            contextlib.AsyncExitStack() as end
+        ):  # each part of it comes, whatever breaks off another
+            end.callback(arena.destroy)
+            end.callback(self._hang_up)
+            end.push_async_callback(self.nursery.end)
             bulk = await listen(
                 self.settings.host,
                 0,
@@ -149,6 +153,8 @@ class Agent:
                 decoder=BULK_DECODER,
                 on_link=lambda link: serve_bulk(link, self.keeper),
             )
+            end.push_async_callback(bulk.close)
+            end.callback(self._cease)
             self._bulk_address = bulk.address
             if self.settings.slots:
                 await self.nursery.start()
@@ -158,17 +164,16 @@ class Agent:
                 self.beside(self._watch_for_notices())
             self.nursery.failed.add_done_callback(self._nursery_failed)
             return await self._leaving
-        finally:
-            self.leave("failed")  # unless it has left already
-            self.tenure.close()
-            for task in self._tasks:
-                task.cancel()
-            if bulk is not None:
-                await bulk.close()
-            await self.nursery.end()
-            if self._link is not None:
-                self._link.abort()
-            arena.destroy()
+
+    def _cease(self) -> None:
+        self.leave("failed")  # unless it has left already
+        self.tenure.close()
+        for task in self._tasks:
+            task.cancel()
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.abort()
 
     def _nursery_failed(self, failed: asyncio.Future[None]) -> None:
         if not failed.cancelled() and not self._leaving.done():

@@ -201,7 +201,6 @@ async def listen(
     ``on_link`` runs as a task per connection; the link is flushed and closed when it returns, and
     dropped when it raises.
     """
-
     listener = Listener(on_link, decoder)
     listener._server = await asyncio.start_server(
         listener._accepted,
@@ -210,5 +209,11 @@ async def listen(
         ssl=identity.server_context(),
         ssl_handshake_timeout=HANDSHAKE_S,
         limit=BUFFER_BYTES,
+        start_serving=False,  # it would, and wait: cancelled then, nobody could close it
     )
+    try:
+        await listener._server.start_serving()
+    except BaseException:
+        listener._server.close()
+        raise
     return listener
