@@ -140,9 +140,7 @@ class Agent:
             settings=self.settings, keeper=self.keeper, nursery=self.nursery, tell=self.tell,
             beside=self.beside,
         )  # fmt: skip
-        async with (
-            contextlib.AsyncExitStack() as end
-        ):  # each part of it comes, whatever breaks off another
+        async with contextlib.AsyncExitStack() as end:  # every part comes, whatever breaks one off
             end.callback(arena.destroy)
             end.callback(self._hang_up)
             end.push_async_callback(self.nursery.end)
