@@ -11,7 +11,8 @@ things measured in this run, in turns (benchmarks/engine_crew.py):
   ``transformers`` process), TP2 x PP2 over that one process, and over what picotron and
   megatron-core were measured to reach in the same ratio; ``both_cores`` is the share of the ideal
   that two such processes reach side by side, which know nothing of each other: what this machine
-  grants at most;
+  grants at most; ``over_sockets``: how much longer the same takes where the ranks are told that
+  each has a machine of its own, and so exchange over sockets;
 - ``single``: one process of ours against it, forward + backward + step, by CPU time;
 - ``elastic``: whole runs against the bare engine (benchmarks/engine_elastic.py);
 - ``scaling``: CPU seconds per token of 1, 2 and 4 replicas with the same work for each, and of two
@@ -131,6 +132,8 @@ def peers_part(bench: Bench) -> Part:
             "one": bench.theirs("transformers", shape),
             "two": bench.theirs("transformers", shape, world_size=2),
             "pp2dp2": bench.ours(shape, "pp2dp2"), "tp2pp2": bench.ours(shape, "tp2pp2"),
+            "pp2dp2 apart": bench.ours(shape, "pp2dp2", apart=True),
+            "tp2pp2 apart": bench.ours(shape, "tp2pp2", apart=True),
         }  # fmt: skip
         many = 3 if shape == "3m" else 1
         records = bench.compete(
@@ -142,6 +145,9 @@ def peers_part(bench: Bench) -> Part:
         figures[f"share_of_ideal_both_cores_{shape}"] = both
         figures[f"share_of_both_cores_pp2dp2_{shape}"] = data["best"] / 2 / both
         figures[f"tp2pp2_vs_one_process_{shape}"] = tensor["best"]
+        for cut in ("pp2dp2", "tp2pp2"):
+            over = ratio(records[f"{cut} apart"], records[cut])["best"]
+            figures[f"over_sockets_{cut}_{shape}"] = over
         faster.append(tensor["best"])
         above.append(tensor["best"] / max(PEERS_TP2PP2[shape].values()))
         detail[shape] = {

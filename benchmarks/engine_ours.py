@@ -18,7 +18,7 @@ def contender(job: dict[str, Any]) -> Train:
     """A step of rank ``job["rank"]`` of a shape, cut as ``job["cut"]``."""
     shape = SHAPES[job["shape"]]
     plan = plan_of(shape, job["cut"], batch=job.get("batch"), sharded=job.get("sharded", False))
-    layout = layout_of(plan, shape.spec())
+    layout = layout_of(plan, shape.spec(), apart=job.get("apart", False))
     rank = job["rank"] if layout.world_size > 1 else 0  # several of one rank: each for itself
     settings = settings_of(plan, tokens=job["tokens"], deterministic=job["deterministic"])
     trainer = Trainer(layout=layout, rank=rank, settings=settings)

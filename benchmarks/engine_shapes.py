@@ -95,9 +95,14 @@ def plan_of(shape: Shape, cut: str, *, batch: int | None = None, sharded: bool =
     )  # fmt: skip
 
 
-def layout_of(plan: Plan, spec: ModelSpec) -> Layout:
-    """The plan on made-up workers of one machine."""
-    workers = tuple(WorkerId(node="here", slot=s, incarnation=1) for s in range(plan.num_gpus))
+def layout_of(plan: Plan, spec: ModelSpec, *, apart: bool = False) -> Layout:
+    """The plan on made-up workers of one machine, or of as many machines if ``apart``."""
+    workers = tuple(
+        WorkerId(node=f"m{s}", slot=0, incarnation=1)
+        if apart
+        else WorkerId(node="here", slot=s, incarnation=1)
+        for s in range(plan.num_gpus)
+    )
     pieces = max(stage.tensor_parallel for _, _, stage in plan.stages())
     return Layout(plan=plan, spec=spec, pieces=pieces, workers=workers)
 

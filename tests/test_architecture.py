@@ -98,7 +98,8 @@ ONLY_IN: dict[str, set[str]] = {
         "sailor.parallel.spread", "sailor.training", "sailor.measure", "sailor.runtime.zygote",
         "sailor.runtime.worker", "sailor.runtime.builder", "sailor.runtime.side_copy",
         "sailor.runtime.seat", "sailor.runtime.seats", "sailor.runtime.rehearsal",
-        "sailor.parallel.sandbox",
+        "sailor.parallel.sandbox", "sailor.parallel.near", "sailor.parallel.words",
+        "sailor.parallel.shared_buffers",
         "sailor.runtime.store_client", "sailor.runtime.understudy", "actions.eval",
     },
     # The table of contents of torch's checkpoints is one; read there with a list of allowed names.

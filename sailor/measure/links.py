@@ -1,7 +1,8 @@
 """Times messages between two processes of this computer over sizes, and fits alpha and beta.
 
-``python -m sailor.measure.links cpu`` (or cuda) prints one JSON object. gloo between processes on a
-CPU, NCCL between two GPUs. Alpha is what a message takes to start, beta what each byte adds.
+``python -m sailor.measure.links cpu`` (or cuda) prints one JSON object. NCCL between two GPUs. On a
+CPU messages go by gloo, as between machines, and sums as the ranks of one tensor group make them,
+who are on one machine. Alpha is what a message takes to start, beta what each byte adds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -18,8 +20,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore
 
 from sailor.measure.layers import quiet
+from sailor.parallel.comm import Communicator, ProcessGroupCommunicator
+from sailor.parallel.near import near
 
 SIZES = tuple(1 << power for power in range(10, 24, 2))  # bytes
 REPEATS = 25
@@ -51,6 +56,7 @@ def _member(rank: int, folder: str, device: str) -> dict[str, dict[str, float]]:
         "nccl" if device == "cuda" else "gloo", init_method=f"file://{Path(folder) / 'store'}",
         rank=rank, world_size=2, timeout=DEADLINE,
     )  # fmt: skip
+    within = _within_a_machine(rank, folder) if device == "cpu" else None
     points: dict[str, list[tuple[int, float]]] = {"point_to_point": [], "all_reduce": []}
     for size in SIZES:
         tensor = torch.ones(size // 4, device=place)
@@ -61,13 +67,29 @@ def _member(rank: int, folder: str, device: str) -> dict[str, dict[str, float]]:
                 move(tensor, 1 - rank)
 
         def reduce(tensor: torch.Tensor = tensor) -> None:
-            dist.all_reduce(tensor)
+            if within is not None:
+                within.all_reduce(tensor).wait()
+            else:
+                dist.all_reduce(tensor)
             tensor.mul_(0.5)
 
         points["point_to_point"].append((size, _timed(there_and_back, place) / 2))
         points["all_reduce"].append((size, _timed(reduce, place)))
     dist.destroy_process_group()
     return {name: fit(found) for name, found in points.items()}
+
+
+def _within_a_machine(rank: int, folder: str) -> Communicator:
+    store = PrefixStore("within", FileStore(str(Path(folder) / "store"), 2))
+    return near(
+        ProcessGroupCommunicator(
+            dist.ProcessGroupGloo(store, rank, 2, DEADLINE),
+            rank=rank,
+            size=2,
+            abort=threading.Event(),
+            timeout_s=DEADLINE.total_seconds(),
+        )  # fmt: skip
+    )
 
 
 def _timed(work: Callable[[], None], device: torch.device) -> float:

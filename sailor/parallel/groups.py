@@ -1,4 +1,5 @@
-"""Builds the groups of a rank: those of its layout that it is in, on gloo or NCCL.
+"""Builds the groups of a rank: those of its layout that it is in, on gloo or NCCL, or, where all
+members are on one machine without GPUs, on memory that they share (near.py).
 
 All members build together, directly over a store that hands their addresses around. What a group
 can do is comm.py's.
@@ -28,7 +29,8 @@ from sailor.parallel.comm import (
     ProcessGroupCommunicator,
     end_kernels,
 )
-from sailor.parallel.layout import Layout
+from sailor.parallel.layout import Group, Layout
+from sailor.parallel.near import near
 
 MARGIN_S = 2.0  # what a set-up may take longer than its waits for others
 # Set unless the user did, before the first NCCL group: whoever waits too long is our business.
@@ -90,7 +92,7 @@ def build_groups(
             else:
                 process_group = build()
                 _connect(process_group, abort, timeout_s)
-            built[group.key] = ProcessGroupCommunicator(
+            plain = ProcessGroupCommunicator(
                 process_group,
                 rank=at,
                 size=len(group.ranks),
@@ -98,14 +100,21 @@ def build_groups(
                 timeout_s=timeout_s,
                 waiting=waiting,
             )
+            built[group.key] = plain
+            if device == "cpu" and _is_on_one_node(layout, group):
+                built[group.key] = near(plain)
     except BaseException as error:
-        for key, communicator in built.items():
+        for key, half_built in built.items():
             if key not in reuse:
-                communicator.close()
+                half_built.close()
         if isinstance(error, RuntimeError | TimeoutError):  # the store's and the network's, too
             raise PeerLost(f"groups of generation {generation}: {error}") from error
         raise
     return built
+
+
+def _is_on_one_node(layout: Layout, group: Group) -> bool:
+    return len({layout.workers[rank].node for rank in group.ranks}) == 1
 
 
 def _left_if_need_be(build: Callable[[], Any], *, abort: threading.Event, timeout_s: float) -> Any:

@@ -58,7 +58,8 @@ def a_member(node: str, *, slots: int = 1, zone: str = "a", incarnation: int = 1
 
 
 def a_layout(plan: Plan, *, nodes: int | None = None, pieces: int = 1, **changes) -> Layout:
-    """The plan on nodes n0, n1, … of one worker each."""
-    count = nodes if nodes is not None else plan.num_gpus
-    members = [a_member(f"n{i}") for i in range(count)]
+    """The plan on nodes n0, n1, … of one worker each, or of ``slots``."""
+    slots = changes.pop("slots", 1)
+    count = nodes if nodes is not None else -(-plan.num_gpus // slots)
+    members = [a_member(f"n{i}", slots=slots) for i in range(count)]
     return Layout.of(plan, spec=changes.pop("spec", a_spec()), pieces=pieces, members=members)

@@ -11,28 +11,10 @@ import torch.distributed as dist
 from sailor.parallel.comm import Aborted, LoopbackCommunicator, PeerLost
 from sailor.parallel.groups import MARGIN_S, build_groups, check_runtime, loopback_groups
 from tests.helpers.builders import a_layout, a_plan
+from tests.helpers.groups import groups_of_all, world
 from tests.helpers.network import has_ipv6
 
-TIMEOUT_S = 5.0
 LEAVE_S = 0.5  # a wait looks every 20 ms; the rest is for loaded cores
-
-
-def groups_of_all(
-    layout, *, store=None, generation=1, timeout_s=TIMEOUT_S, ranks=None, host="127.0.0.1", **reuse
-):
-    """Every rank's groups, built by as many threads, and each rank's abort event."""
-    store = store or dist.HashStore()
-    ranks = range(layout.world_size) if ranks is None else ranks
-    aborts = {rank: threading.Event() for rank in ranks}
-
-    def build(rank):
-        return build_groups(
-            layout, rank, generation=generation, store=store, abort=aborts[rank],
-            timeout_s=timeout_s, host=host, reuse=reuse.get(f"rank{rank}"),
-        )  # fmt: skip
-
-    with ThreadPoolExecutor(len(aborts)) as pool:
-        return list(pool.map(build, ranks)), aborts
 
 
 @pytest.fixture
@@ -42,10 +24,6 @@ def pair():
     yield groups, aborts
     for group in (g for rank in groups for g in rank.values()):
         group.close()
-
-
-def world(groups):
-    return next(group for key, group in groups.items() if key.startswith("world"))
 
 
 def test_this_torch_has_the_private_names_that_groups_need():
@@ -242,7 +220,7 @@ def test_abandoned_groups_leave_no_thread_once_their_time_is_over():
         group.close()
     for thread in threading.enumerate():
         if thread.name == "graveyard":
-            thread.join(timeout=2 * TIMEOUT_S + 10)  # other tests' groups rest there too
+            thread.join(timeout=20.0)  # other tests' groups rest there too
             assert not thread.is_alive()
 
 
