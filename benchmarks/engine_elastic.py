@@ -1,10 +1,10 @@
 """What elasticity costs while nothing goes wrong: whole runs against the bare engine.
 
 A run has a controller, agents that beat and hash, snapshots and an event log; the bare engine has
-ranks and nothing else. Same model, same cut, same numbers, same niceness, in turns; a machine of its
-own for every rank, so sockets between them. CPU seconds of
-all processes per step are compared, between two steps well inside a run: on a machine whose cores
-are all busy they are what a step costs, and other users' load does not count.
+ranks and nothing else. Same model, same cut, same numbers, same niceness, in turns, and a machine
+of its own for every rank, so sockets between them. CPU seconds of all processes per step are
+compared, between two steps well inside a run: on a machine whose cores are all busy they are what a
+step costs, and other users' load does not count.
 """
 
 from __future__ import annotations
