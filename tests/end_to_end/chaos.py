@@ -1,9 +1,9 @@
 """Random faults on a real run, by a seed. What fails is played again by the command it prints.
 
-    python -m tests.end_to_end.chaos --seed 7 --events 20
+    python -m tests.end_to_end.chaos --seed 7 --events 20 [--workers 2]
 
-Trains four machines through the faults, holds the run to invariants I1 to I7 and compares its model
-with the undisturbed run's. Exit code 0 when all hold.
+Trains four machines, of one or several workers, through the faults, holds the run to invariants I1
+to I7 and compares its model with the undisturbed run's. Exit code 0 when all hold.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ KINDS = {
 LOSES_A_NODE = ("kill_node", "preempt", "kill_agent")
 
 
-def command(*, seed: int, events: int) -> str:
+def command(*, seed: int, events: int, workers: int) -> str:
     """How to play it again."""
-    return f"python -m tests.end_to_end.chaos --seed {seed} --events {events}"
+    return f"python -m tests.end_to_end.chaos --seed {seed} --events {events} --workers {workers}"
 
 
 def a_script(*, seed: int, events: int, nodes: int = 4) -> list[dict[str, Any]]:
@@ -56,7 +56,19 @@ def steps_for(events: int) -> int:
     return APART * (events + 3)
 
 
-def play(place: Place, undisturbed: Callable[[int], Ended], *, seed: int, events: int) -> Ended:
+def alone(place: Place, *, steps: int, workers: int) -> Ended:
+    """One worker, on a machine like those of the faults: parameters are cut for its workers alike,
+    and a norm adds up over the same parts."""
+    return place.train(
+        "cloud.nodes=1", f"cloud.gpus_per_node={workers}", "cloud.memory_per_gpu=1GiB",
+        "planner.tensor_parallel=1", "planner.pipeline_parallel=1", "planner.data_parallel=1",
+        f"train.steps={steps}",
+    )  # fmt: skip
+
+
+def play(
+    place: Place, undisturbed: Callable[[int], Ended], *, seed: int, events: int, workers: int = 1
+) -> Ended:
     """Run it and hold it to the invariants. Raises AssertionError naming the command."""
     from tests.end_to_end.test_losses import hold_to_invariants
 
@@ -64,13 +76,15 @@ def play(place: Place, undisturbed: Callable[[int], Ended], *, seed: int, events
     script = a_script(seed=seed, events=events)
     try:
         ended = place.train(
-            "cloud.nodes=4", f"train.steps={steps}", "checkpoint.persist_every=10",
-            "checkpoint.keep=3", script=script,
+            "cloud.nodes=4", f"cloud.gpus_per_node={workers}", "planner.tensor_parallel=1",
+            f"train.steps={steps}", "checkpoint.persist_every=10", "checkpoint.keep=3",
+            script=script,
         )  # fmt: skip
         assert ended.code == 0, ended.told()
         hold_to_invariants(ended, undisturbed(steps), steps=steps)
     except AssertionError as error:
-        raise AssertionError(f"{command(seed=seed, events=events)}\n{error}") from error
+        again = command(seed=seed, events=events, workers=workers)
+        raise AssertionError(f"{again}\n{error}") from error
     return ended
 
 
@@ -79,17 +93,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.end_to_end.chaos")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--events", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=1, help="of each machine")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sailor-chaos-") as folder:
         place = Place(Path(folder))
 
         def undisturbed(steps: int) -> Ended:
-            return place.train("cloud.nodes=1", "cloud.memory_per_gpu=1GiB", f"train.steps={steps}")
+            return alone(place, steps=steps, workers=asked.workers)
 
         for entry in a_script(seed=asked.seed, events=asked.events):
             sys.stdout.write(f"{entry}\n")
         try:
-            ended = play(place, undisturbed, seed=asked.seed, events=asked.events)
+            ended = play(
+                place, undisturbed, seed=asked.seed, events=asked.events, workers=asked.workers
+            )
         except AssertionError as error:
             sys.stdout.write(f"FAILED\n{error}\n")
             return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.end_to_end.chaos import APART, FEWEST, LOSES_A_NODE, a_script, play
+from tests.end_to_end.chaos import APART, FEWEST, LOSES_A_NODE, a_script, alone, play
 
 
 def test_a_script_is_the_same_for_the_same_seed_and_never_counts_on_too_few_machines():
@@ -24,3 +24,14 @@ def test_a_script_is_the_same_for_the_same_seed_and_never_counts_on_too_few_mach
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_random_faults_change_nothing(place, undisturbed, seed):
     play(place, undisturbed, seed=seed, events=15)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", [4, 5, 6])
+def test_nor_do_they_where_workers_share_a_machine(place, seed):
+    """What they exchange goes through memory that dies with them."""
+
+    def undisturbed(steps):
+        return alone(place, steps=steps, workers=2)
+
+    play(place, undisturbed, seed=seed, events=12, workers=2)
