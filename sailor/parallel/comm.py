@@ -18,6 +18,7 @@ ends their kernels by ``interrupt``. torch's own watchdog, which would end the p
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -31,6 +32,7 @@ import torch.distributed as dist
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.02  # how often a wait looks at the abort event
+_LAST_S = 10.0  # for the last of what is being destroyed when the interpreter ends
 _POLL_S = 2e-4  # how often one looks at the GPU: a step waits for it once
 
 
@@ -353,25 +355,27 @@ class _Graveyard:
     """Keeps abandoned groups and their tensors until no thread can write into them any more.
 
     Destroying a group with an operation stuck in it blocks until its time-out, so a daemon thread
-    does it. The interpreter would do it too on its way out: a worker leaves with ``os._exit``.
+    does it. The interpreter would do it too on its way out: a worker leaves with ``os._exit``. Any
+    other process must not end in the middle of it: ``close`` comes first.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buried: list[tuple[float, Any]] = []
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def bury(self, remains: Any, *, seconds: float) -> None:
         with self._lock:
             self._buried.append((time.monotonic() + seconds, remains))
-            if self._thread is None:
+            if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._tend, name="graveyard", daemon=True)
                 self._thread.start()
 
     def _tend(self) -> None:
         while True:
             with self._lock:
-                if not self._buried:
+                if self._closed or not self._buried:
                     self._thread = None
                     return
                 self._buried.sort(key=lambda entry: entry[0])
@@ -383,5 +387,15 @@ class _Graveyard:
                 time.sleep(min(wait, 0.5))
             del remains  # outside the lock: may block
 
+    def close(self) -> None:
+        """Return when nothing is being destroyed any more; what still lies here goes with the
+        interpreter."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            thread.join(_LAST_S)
+
 
 _graveyard = _Graveyard()
+atexit.register(_graveyard.close)

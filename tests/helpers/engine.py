@@ -84,11 +84,14 @@ def a_random_plan(
             return plan
 
 
-def a_run(*replicas: Replica, spec: ModelSpec | None = None, pieces: int = 2) -> Layout:
-    """A layout of these replicas, one worker a node."""
+def a_run(
+    *replicas: Replica, spec: ModelSpec | None = None, pieces: int = 2, together: bool = False
+) -> Layout:
+    """A layout of these replicas, one worker a node; on one node if ``together``."""
     spec = spec or a_gpt()
     plan = Plan(model=spec.name, replicas=replicas, sequence_length=LENGTH)
-    workers = tuple(WorkerId(node=f"n{i}", slot=0, incarnation=1) for i in range(plan.num_gpus))
+    seats = [("n0", i) if together else (f"n{i}", 0) for i in range(plan.num_gpus)]
+    workers = tuple(WorkerId(node=node, slot=slot, incarnation=1) for node, slot in seats)
     return Layout(plan=plan, spec=spec, pieces=pieces, workers=workers)
 
 

@@ -1,8 +1,11 @@
 """Groups of ranks, here in threads of one process: sums, broadcasts, and waits that are left."""
 
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from tests.helpers.builders import a_layout, a_plan
 from tests.helpers.groups import groups_of_all, world
 from tests.helpers.network import has_ipv6
 
+ROOT = Path(__file__).resolve().parents[2]
 LEAVE_S = 0.5  # a wait looks every 20 ms; the rest is for loaded cores
 
 
@@ -222,6 +226,23 @@ def test_abandoned_groups_leave_no_thread_once_their_time_is_over():
         if thread.name == "graveyard":
             thread.join(timeout=20.0)  # other tests' groups rest there too
             assert not thread.is_alive()
+
+
+_CLOSE_AND_END = """
+from tests.helpers.builders import a_layout, a_plan
+from tests.helpers.groups import groups_of_all
+
+groups, _ = groups_of_all(a_layout(a_plan([1], [1], [1])))
+for group in (g for rank in groups for g in rank.values()):
+    group.close()
+del groups, group
+"""
+
+
+def test_a_process_may_end_as_soon_as_its_groups_are_closed():
+    """It was aborted in the middle of destroying them."""
+    ended = subprocess.run([sys.executable, "-c", _CLOSE_AND_END], cwd=ROOT, timeout=120)
+    assert ended.returncode == 0
 
 
 def test_a_loopback_answers_alone_with_finite_numbers():

@@ -1,8 +1,8 @@
 """Whatever the planner can emit trains the same model: random plans against one process.
 
 Every plan is drawn: how many replicas, where each is cut, the tensor-parallel degree of every
-stage, microbatches and their sizes, recomputation, optimizer sharding, split sequences. What one
-process computes is the reference.
+stage, microbatches and their sizes, recomputation, optimizer sharding, split sequences, and whether
+all ranks are on one machine. What one process computes is the reference.
 
 Tolerances. Another degree, or another size of microbatch, sums the same fp32 numbers in another
 order: about 1e-7 of a loss of 5.5 a step. AdamW divides a gradient by its own size: where it is
@@ -41,6 +41,7 @@ class Case:
     plan: Plan
     deterministic: bool
     sequence_parallel: bool
+    together: bool
 
 
 def drawn(seed: int) -> Case:
@@ -54,14 +55,14 @@ def drawn(seed: int) -> Case:
             plan = replace(plan, optimizer_sharding=chance.random() < 0.5)
             return Case(
                 family=family, plan=plan, deterministic=chance.random() < 0.5,
-                sequence_parallel=chance.random() < 0.5,
+                sequence_parallel=chance.random() < 0.5, together=chance.random() < 0.5,
             )  # fmt: skip
 
 
-def run(family: str, plan: Plan, tokens, **changes) -> Ran:
+def run(family: str, plan: Plan, tokens, *, together: bool = False, **changes) -> Ran:
     spec = SPECS[family]
     pieces = finest_pieces(spec, max_degree=8)
-    layout = replace(a_run(*plan.replicas, spec=spec, pieces=pieces), plan=plan)
+    layout = replace(a_run(*plan.replicas, spec=spec, pieces=pieces, together=together), plan=plan)
     return train(layout, some_settings(tokens, layout, **changes), steps=STEPS)
 
 
@@ -76,7 +77,7 @@ def check(seed: int, tokens, reference) -> None:
     case = drawn(seed)
     ran = run(
         case.family, case.plan, tokens, deterministic=case.deterministic,
-        sequence_parallel=case.sequence_parallel,
+        sequence_parallel=case.sequence_parallel, together=case.together,
     )  # fmt: skip
     expected = reference[case.family]
     pairs = [*zip(ran.losses, expected.losses, strict=True)]
