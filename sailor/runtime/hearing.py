@@ -121,8 +121,10 @@ class Hearing:
         self._note_statuses(node, told.workers)
         if (agent := parts.roster.agents.get(node)) is not None:  # else lost meanwhile
             agent.holdings = told.holdings
-        for record in told.records:
+        for record in told.records:  # whose own words were lost, with a connection perhaps
             parts.chronicle.step(record)
+            applied = h.StepApplied(at=parts.now(), generation=record.generation, step=record.step)
+            parts.put(applied)
         if is_anchor(node):
             parts.anchoring.told_holdings()
         else:

@@ -163,7 +163,7 @@ class Prepared(Message, frozen=True, kw_only=True):
 class Halted(Message, frozen=True, kw_only=True):
     """All of this node's workers stand still between two steps.
 
-    ``applied`` has the last applied step per worker of the halted generation. A snapshot of exactly
+    ``workers`` say which step of the halted generation each has applied last. A snapshot of exactly
     that step is among ``holdings``. ``records`` are steps that the log may lack.
     """
 

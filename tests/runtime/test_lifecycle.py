@@ -432,6 +432,23 @@ def test_a_first_step_that_comes_in_while_the_next_change_halts_ends_its_pause()
     assert run.pause.began_at == 26.1
 
 
+def test_a_first_step_that_comes_in_while_the_run_is_saved_ends_its_pause():
+    run = a_training_run("n0", "n1")
+    run, _ = drive(
+        run,
+        h.Noticed(at=20, node="n1", seconds=60),
+        h.Planned(at=21, generation=2, layout=layout_on("n0")),
+        h.NodePrepared(at=22, generation=2, node="n0"),
+        *(h.NodeHalted(at=23, generation=1, node=node) for node in ("n0", "n1")),
+        h.Restorable(at=24, generation=2, step=7, redone=0, source="peer"),
+        h.NodeSwitched(at=25, generation=2, node="n0", copy_s=1),
+        h.StopAsked(at=25.1, end=s.End.interrupted, why="Ctrl-C"),
+    )
+    assert run.phase is s.Phase.stopping
+    run, commands = drive(run, h.StepApplied(at=26, generation=2, step=8))
+    assert parts(commands)["total_s"] == 3
+
+
 def test_transitions_that_never_reach_a_step_end_the_run():
     run = a_training_run("n0", "n1")
     run, _ = drive(run, h.Lost(at=11, node="n1", cause="killed"))
