@@ -21,6 +21,7 @@ CLOUDS = ("gcp", "aws", "azure", "lambda", "runpod")
 OWN_CLUSTERS = ("slurm", "kubernetes")
 LOCAL_ZONES = ("local-a",)  # machines alternate between them
 LOCAL_MACHINE = "local"
+LOOPBACK_BYTES_PER_SECOND = 1e9  # assumed: between two processes that pose as machines
 CPU = "cpu"
 
 
@@ -98,7 +99,7 @@ def local_catalogue(
         name=LOCAL_MACHINE,
         gpu=gpu,
         num_gpus=gpus_per_node,
-        network_bytes_per_second=gpu.link_bytes_per_second,
+        network_bytes_per_second=LOOPBACK_BYTES_PER_SECOND,
         source=gpu.source,
     )
     offers = tuple(

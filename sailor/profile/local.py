@@ -39,8 +39,8 @@ class Speed:
 def local_gpu(*, memory_bytes: int, num_workers: int, cache: Path | None = None) -> GpuType:
     """The CPU share of one of ``num_workers`` workers, one thread each.
 
-    More workers than cores share the cores. Gradients and activations between workers travel over
-    the loopback interface.
+    More workers than cores share the cores. What workers of one machine exchange is copied into
+    memory that they share, and read there: twice through a core.
     """
     speed = core_speed(cache=cache)
     share = min(1.0, num_cores() / max(1, num_workers))
@@ -50,7 +50,7 @@ def local_gpu(*, memory_bytes: int, num_workers: int, cache: Path | None = None)
         peak_flops=speed.flops * share,
         peak_flops_fp32=speed.flops * share,
         memory_bytes_per_second=speed.bytes_per_second * share,
-        link_bytes_per_second=1e9,
+        link_bytes_per_second=speed.bytes_per_second * share / 2.0,
         has_bf16=False,
         source=speed.source,
         has_context=False,

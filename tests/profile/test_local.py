@@ -39,4 +39,7 @@ def test_workers_share_the_cores(tmp_path):
     one = local_gpu(memory_bytes=1 << 20, num_workers=1, cache=tmp_path)
     many = local_gpu(memory_bytes=1 << 20, num_workers=10_000, cache=tmp_path)
     assert many.peak_flops < one.peak_flops
+    assert many.link_bytes_per_second < one.link_bytes_per_second
+    # copied into shared memory, and out of it
+    assert one.link_bytes_per_second == one.memory_bytes_per_second / 2
     assert not one.has_context
