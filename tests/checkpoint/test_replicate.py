@@ -289,14 +289,20 @@ def test_boxes_come_over_a_line_that_was_opened_before_and_it_serves_once(tmp_pa
     asyncio.run(story())
 
 
+async def a_line(node: Node, *, to: Node) -> Link:
+    """One that was opened before it is needed."""
+    lines = Lines(node.identity)
+    await lines.open([to.address])
+    line = lines.take(to.address)
+    assert line is not None
+    return line
+
+
 def test_a_line_that_broke_meanwhile_is_no_harm(tmp_path: Path) -> None:
     async def story() -> None:
         async with two_nodes(tmp_path) as (a, b):
             held = await a.hold()
-            lines = Lines(b.identity)
-            await lines.open([a.address])
-            line = lines.take(a.address)
-            assert line is not None
+            line = await a_line(b, to=a)
             line.abort()
             got = await fetch(
                 a.address, held.snapshot, NAMES, identity=b.identity, shelf=b.keeper, line=line
@@ -310,10 +316,7 @@ def test_a_line_is_closed_when_who_asks_over_it_is_told_to_stop(tmp_path: Path) 
     async def story() -> None:
         async with two_nodes(tmp_path) as (a, b):
             held = await a.hold()
-            lines = Lines(b.identity)
-            await lines.open([a.address])
-            line = lines.take(a.address)
-            assert line is not None
+            line = await a_line(b, to=a)
             asking = asyncio.ensure_future(
                 fetch(a.address, held.snapshot, NAMES, identity=b.identity, shelf=b.keeper,
                       line=line)

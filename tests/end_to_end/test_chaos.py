@@ -23,7 +23,8 @@ def test_a_script_is_the_same_for_the_same_seed_and_never_counts_on_too_few_mach
 @pytest.mark.matrix
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_random_faults_change_nothing(place, undisturbed, seed):
-    play(place, undisturbed, seed=seed, events=15)
+    ended = play(place, undisturbed, seed=seed, events=15)  # holds it to the invariants
+    assert ended.summary["status"] == "done"
 
 
 @pytest.mark.matrix
@@ -34,4 +35,5 @@ def test_nor_do_they_where_workers_share_a_machine(place, seed):
     def undisturbed(steps):
         return alone(place, steps=steps, workers=2)
 
-    play(place, undisturbed, seed=seed, events=12, workers=2)
+    ended = play(place, undisturbed, seed=seed, events=12, workers=2)
+    assert ended.summary["status"] == "done"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+import torch
 import torch.distributed as dist
 
+from sailor.parallel.comm import Aborted
 from sailor.parallel.groups import build_groups
 
 TIMEOUT_S = 5.0
+LEAVE_S = 0.5  # a wait looks every 20 ms; the rest is for loaded cores
 
 
 def groups_of_all(
@@ -33,3 +38,16 @@ def groups_of_all(
 def world(groups):
     """A rank's group of all."""
     return next(group for key, group in groups.items() if key.startswith("world"))
+
+
+def assert_left_at_once(group, abort, *, numel):
+    """A wait for a member that does not come ends with the abort event, and so does the group."""
+    pending = group.all_reduce(torch.zeros(numel))
+    timer = threading.Timer(0.1, abort.set)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(Aborted):
+        pending.wait()
+    assert time.monotonic() - began < 0.1 + LEAVE_S
+    with pytest.raises(Aborted):
+        group.all_reduce(torch.zeros(1))
