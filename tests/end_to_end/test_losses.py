@@ -43,7 +43,7 @@ def hold_to_invariants(
     check.check_one_owner(log)
     if replicas:
         heard = steps - check.unheard(log)
-        check.check_replicas(log, at_least=heard // snapshot_every // 4)
+        check.check_replicas(log, at_least=check.enough(heard // snapshot_every))
     check.check_samples(log, batch=BATCH)
     check.check_same_training(log, reference.events)
     check.check_waits(log, longest_s=LONGEST_WAIT_S)
@@ -225,7 +225,7 @@ def test_another_tensor_parallel_degree_gives_the_same_losses_to_rounding(
     assert ended.code == 0, ended.told()
     log, reference = ended.events, undisturbed(STEPS).events
     check.check_one_owner(log)
-    check.check_replicas(log, at_least=STEPS // 4)
+    check.check_replicas(log, at_least=check.enough(STEPS))
     check.check_samples(log, batch=BATCH)
     check.check_pauses(log)
     after = {"kill_node": "pp2 x dp1 x tp1", "kill_worker": "pp2 x dp1 x tp2"}[fault]

@@ -87,6 +87,12 @@ def unheard(log: Sequence[Event]) -> int:
     return steps
 
 
+def enough(steps: int) -> int:
+    """Of so many steps, how many must have been compared for I2 to mean something. What is compared
+    are snapshots, and how often there is room for one depends on how busy the machine is."""
+    return max(1, steps // 20)
+
+
 def check_replicas(log: Sequence[Event], *, at_least: int) -> None:
     """I2: all owners of every box had the same bytes, at as many steps as could be compared."""
     assert [e.fields for e in log if e.kind == "replicas_differ"] == []
