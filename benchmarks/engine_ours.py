@@ -10,12 +10,16 @@ import torch.distributed as dist
 
 from benchmarks.engine_rank import Train
 from benchmarks.engine_shapes import SHAPES, layout_of, plan_of, settings_of
+from sailor.parallel import products
 from sailor.parallel.groups import build_groups, loopback_groups
 from sailor.training.trainer import Trainer
 
 
 def contender(job: dict[str, Any]) -> Train:
-    """A step of rank ``job["rank"]`` of a shape, cut as ``job["cut"]``."""
+    """A step of rank ``job["rank"]`` of a shape, cut as ``job["cut"]``. With ``same_products``
+    matrix products are made by the library that torch itself takes."""
+    if job.get("same_products"):
+        products.one_dnn = False
     shape = SHAPES[job["shape"]]
     plan = plan_of(shape, job["cut"], batch=job.get("batch"), sharded=job.get("sharded", False))
     layout = layout_of(plan, shape.spec(), apart=job.get("apart", False))

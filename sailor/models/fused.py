@@ -3,7 +3,8 @@
 On a CPU torch composes the first two of many small operations, and keeps every result in between
 for backward; together they took a tenth of a small Llama's step. These keep one tensor each. A
 linear layer's gradient is made in new memory and then added to where it belongs; here the matrix
-product itself adds it there (Megatron-LM's gradient accumulation fusion).
+product itself adds it there (Megatron-LM's gradient accumulation fusion), where its library can
+(sailor/parallel/products.py).
 """
 
 # N rows, I width in, O width out, D model width, H heads, T tokens, K head size, h = K / 2; "..."
@@ -15,6 +16,8 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+
+from sailor.parallel import products
 
 
 class GradientSink(Protocol):
@@ -28,34 +31,43 @@ def linear(
     x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x W^T + b, [..., I] -> [..., O]. A weight with a sink never gets a ``grad``."""
+    if torch.compiler.is_compiling():
+        return F.linear(x, weight_OI, bias_O)
+    if not torch.is_grad_enabled():
+        return products.forward(x, weight_OI, bias_O)
     sink: GradientSink | None = getattr(weight_OI, "gradient_sink", None)
-    if sink is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if sink is None and not products.by_one_dnn(x, weight_OI):
         return F.linear(x, weight_OI, bias_O)
     y: torch.Tensor = _Linear.apply(x, weight_OI, bias_O, sink)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Linear(torch.autograd.Function):
-    """dx = dy W here; dW = dy^T x goes to the sink as two factors, and autograd never sees it."""
+    """dx = dy W; dW = dy^T x goes to the sink as two factors, and autograd never sees it."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None,
-        sink: GradientSink,
+        sink: GradientSink | None,
     ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight_OI)
         ctx.sink = sink
-        return F.linear(x, weight_OI, bias_O)
+        return products.forward(x, weight_OI, bias_O)
 
     @staticmethod
     def backward(
         ctx: Any, grad: torch.Tensor
-    ) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None]:
         x, weight_OI = ctx.saved_tensors
-        grad_NO = grad.reshape(-1, grad.shape[-1])
-        grad_x = (grad_NO @ weight_OI).view(x.shape) if ctx.needs_input_grad[0] else None
-        ctx.sink.add(grad_NO, x.reshape(-1, x.shape[-1]))
-        return grad_x, None, grad_NO.sum(dim=0) if ctx.needs_input_grad[2] else None, None
+        grad_NO, x_NI = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        grad_x = products.grad_input(grad_NO, weight_OI).view(x.shape) if wants_x else None
+        grad_OI = None
+        if ctx.sink is not None:
+            ctx.sink.add(grad_NO, x_NI)
+        elif wants_weight:
+            grad_OI = products.grad_weight(grad_NO, x_NI)
+        return grad_x, grad_OI, grad_NO.sum(dim=0) if wants_bias else None, None
 
 
 def rms_norm(x: torch.Tensor, weight_D: torch.Tensor, *, epsilon: float) -> torch.Tensor:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from sailor.parallel import products
 from sailor.parallel.comm import Communicator, Pending
 from sailor.parallel.slots import Segment, Slot, padded
 from sailor.parallel.state import StageState
@@ -273,11 +274,8 @@ class FastSum:
     def add(self, index: int, grad_NO: torch.Tensor, x_NI: torch.Tensor) -> None:
         """The same of a parameter whose gradient comes as two factors: grad^T x."""
         view, name = self._views[index], self._parameters[index][0]
-        if name in self._fresh:
-            torch.mm(grad_NO.t(), x_NI, out=view)
-            self._fresh.discard(name)
-        else:
-            view.addmm_(grad_NO.t(), x_NI)
+        products.add_grad_weight(view, grad_NO, x_NI, fresh=name in self._fresh)
+        self._fresh.discard(name)
         self._count(index)
 
     def _count(self, index: int) -> None:

@@ -1,7 +1,6 @@
-"""This computer's CPU as a GpuType: measured once with numpy, remembered with its provenance.
+"""This computer's CPU as a GpuType: measured once, remembered with its provenance.
 
-``python -m sailor.profile.local`` measures and prints one JSON object. It runs in a process of its
-own because a worker computes on one thread, and BLAS reads its thread count when it is loaded.
+What measures is ``python -m sailor.measure.core``, in a process of its own.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from sailor.cluster.gpu import GpuType
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 # What a slow virtual core does; used, and said so, when measuring fails.
 FALLBACK_FLOPS = 20e9
 FALLBACK_BYTES_PER_SECOND = 5e9
-MEASURE_TIMEOUT_SECONDS = 20.0
+MEASURE_TIMEOUT_SECONDS = 60.0  # on a busy computer torch takes its time to load
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +118,7 @@ def _measure_in_child() -> Speed:
     one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
                                          "MKL_NUM_THREADS")}  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "sailor.profile.local"],
+        [sys.executable, "-m", "sailor.measure.core"],
         env={**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         capture_output=True,
         text=True,
@@ -131,7 +130,7 @@ def _measure_in_child() -> Speed:
     return Speed(
         flops=float(found["flops"]),
         bytes_per_second=float(found["bytes_per_second"]),
-        source=f"measured on this computer with numpy on {day}",
+        source=f"measured on this computer on {day}",
     )
 
 
@@ -151,32 +150,3 @@ def _remember(path: Path, speed: Speed) -> None:
         beside.replace(path)
     except OSError as error:
         log.warning("the speed of this computer's cores is not remembered: %s", error)
-
-
-def _measure() -> dict[str, float]:
-    """About 50 ms: shapes of a small transformer block, best of several tries."""
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    a = rng.standard_normal((512, 256), dtype=np.float32)
-    b = rng.standard_normal((256, 512), dtype=np.float32)
-    a @ b  # loads and warms
-    best_product = min(_timed(lambda: a @ b) for _ in range(20))
-    source = np.ones(1 << 21, dtype=np.float32)
-    target = np.empty_like(source)
-    best_copy = min(_timed(lambda: np.copyto(target, source)) for _ in range(6))
-    return {
-        "flops": 2.0 * 512 * 256 * 512 / best_product,
-        "bytes_per_second": 2.0 * source.nbytes / best_copy,
-    }
-
-
-def _timed(work: object) -> float:
-    assert callable(work)
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_measure()) + "\n")
