@@ -95,7 +95,11 @@ def add_grad_weight(
 def _one_dnn(
     x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None
 ) -> torch.Tensor:
-    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
-        x, weight_OI, bias_O, "none", [], ""
+    y_NO: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+        x.reshape(-1, x.shape[-1]), weight_OI, bias_O, "none", [], ""
     )
+    if x.dim() == 2:
+        return y_NO
+    # Not a view to autograd: sums over a tensor group are made in place.
+    y: torch.Tensor = torch.ops.aten._unsafe_view.default(y_NO, [*x.shape[:-1], y_NO.shape[1]])
     return y

@@ -9,11 +9,9 @@ from torch import nn
 
 from sailor.models.fused import linear
 from sailor.parallel import products
+from tests.helpers.products import HAS_ONE_DNN, needs_one_dnn
 
 ROWS, WIDTH_IN, WIDTH_OUT = 160, 128, 136  # large enough for oneDNN
-
-HAS_ONE_DNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-needs_one_dnn = pytest.mark.skipif(not HAS_ONE_DNN, reason="this torch was built without oneDNN")
 
 
 @pytest.fixture(params=["torch", pytest.param("oneDNN", marks=needs_one_dnn)])
@@ -76,6 +74,25 @@ def test_a_linear_layer_has_torchs_gradients(library, sunk, bias):
         close(leaves[2].grad, plain[2].grad)
     with torch.no_grad():
         assert torch.equal(linear(leaves[0].view(shape), leaves[1], leaves[2] if bias else None), y)
+
+
+def test_what_a_layer_gives_may_be_written_over(library):
+    """A sum over a tensor group is made in place."""
+    x, weight, _, _ = operands()
+    y = linear(x.requires_grad_().view(4, ROWS // 4, WIDTH_IN), nn.Parameter(weight))
+    Doubled.apply(y).sum().backward()
+    close(x.grad, 2 * torch.ones(ROWS, WIDTH_OUT) @ weight)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        ctx.mark_dirty(y)
+        return y.mul_(2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
 
 
 class Sink:

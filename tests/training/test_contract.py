@@ -1,8 +1,9 @@
 """Whatever the planner can emit trains the same model: random plans against one process.
 
 Every plan is drawn: how many replicas, where each is cut, the tensor-parallel degree of every
-stage, microbatches and their sizes, recomputation, optimizer sharding, split sequences, and whether
-all ranks are on one machine. What one process computes is the reference.
+stage, microbatches and their sizes, recomputation, optimizer sharding, split sequences, whether all
+ranks are on one machine, and whose matrix products they take. What one process computes is the
+reference.
 
 Tolerances. Another degree, or another size of microbatch, sums the same fp32 numbers in another
 order: about 1e-7 of a loss of 5.5 a step. AdamW divides a gradient by its own size: where it is
@@ -15,11 +16,13 @@ import random
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
 from sailor.parallel.boxes import finest_pieces
 from sailor.plan import Plan
 from tests.helpers.engine import a_gpt, a_llama, a_random_plan, a_replica, a_run, some_settings
 from tests.helpers.engine_threads import Ran, train
+from tests.helpers.products import needs_one_dnn, products_of
 
 LOSS_TOLERANCE, WEIGHT_TOLERANCE = 1e-5, 1e-4
 STEPS = range(1, 4)
@@ -42,6 +45,7 @@ class Case:
     deterministic: bool
     sequence_parallel: bool
     together: bool
+    one_dnn: bool
 
 
 def drawn(seed: int) -> Case:
@@ -56,6 +60,7 @@ def drawn(seed: int) -> Case:
             return Case(
                 family=family, plan=plan, deterministic=chance.random() < 0.5,
                 sequence_parallel=chance.random() < 0.5, together=chance.random() < 0.5,
+                one_dnn=chance.random() < 0.5,
             )  # fmt: skip
 
 
@@ -68,17 +73,19 @@ def run(family: str, plan: Plan, tokens, *, together: bool = False, **changes) -
 
 @pytest.fixture(scope="module")
 def reference(tokens):
-    """One process, one stage, by family."""
+    """One process, one stage, by family; products by the library that torch takes."""
     alone = a_run(a_replica(microbatches=6)).plan
-    return {family: run(family, alone, tokens) for family in SPECS}
+    with products_of(one_dnn=False):
+        return {family: run(family, alone, tokens) for family in SPECS}
 
 
 def check(seed: int, tokens, reference) -> None:
     case = drawn(seed)
-    ran = run(
-        case.family, case.plan, tokens, deterministic=case.deterministic,
-        sequence_parallel=case.sequence_parallel, together=case.together,
-    )  # fmt: skip
+    with products_of(one_dnn=case.one_dnn):
+        ran = run(
+            case.family, case.plan, tokens, deterministic=case.deterministic,
+            sequence_parallel=case.sequence_parallel, together=case.together,
+        )  # fmt: skip
     expected = reference[case.family]
     pairs = [*zip(ran.losses, expected.losses, strict=True)]
     assert max(abs(a - b) for a, b in pairs) < LOSS_TOLERANCE
@@ -97,6 +104,21 @@ def test_a_drawn_plan_trains_the_model_of_one_process(tokens, reference, seed):
 @pytest.mark.parametrize("seed", [s for s in range(NUM_PLANS) if s not in SAMPLED])
 def test_every_drawn_plan_trains_the_model_of_one_process(tokens, reference, seed):
     check(seed, tokens, reference)
+
+
+@needs_one_dnn
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_other_replicas_and_stages_change_no_bit_of_one_dnns_products(tokens, family):
+    whole = a_run(a_replica(microbatches=6)).plan
+    cut = a_run(a_replica(1, microbatches=2), a_replica(2, 3, microbatches=4)).plan
+    with products_of(one_dnn=True):
+        one, many = (
+            run(family, plan, tokens, together=True, deterministic=True) for plan in (whole, cut)
+        )
+    assert many.losses == one.losses
+    ours, theirs = many.state(), one.state()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_the_drawn_plans_are_as_unlike_as_plans_may_be():
