@@ -33,6 +33,7 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_ARENA_MAX": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }
 

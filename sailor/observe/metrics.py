@@ -44,10 +44,11 @@ class PlanCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryCheck:
-    """The most memory a rank's process has held, and the planner's bound on it.
+    """The most memory of its own that a rank's process has held, and the planner's bound on it.
 
     ``base_bytes``: what it held before it had a role. On a CPU that is the interpreter and torch,
-    which the bound leaves out. ``estimate_bytes`` None: the log has none.
+    which the bound leaves out; memory that processes share, snapshots above all, is in neither.
+    ``estimate_bytes`` None: the log has none.
     """
 
     rank: int

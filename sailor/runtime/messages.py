@@ -100,8 +100,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     step: int
     doing: str  # "idle" | "preparing" | "training" | "halted" | "finished"
-    peak_bytes: int = 0  # the most it has held: resident set, or of its GPU's allocator
-    base_bytes: int = 0  # resident when it came up: the interpreter and torch
+    peak_bytes: int = 0  # the most it has held: of its own memory, or of its GPU's allocator
+    base_bytes: int = 0  # of its own when it came up: the interpreter and torch
     generation: int = 0
     busy_s: float = 0.0  # of its last step: at work, its waits for others left out
 

@@ -64,14 +64,16 @@ _TELLING_S = 0.1  # for a hung worker to say where it hangs
 _MAX_ZYGOTE_FAILURES = 3
 
 # One thread a worker: several workers share the cores, and sums must not depend on the count.
-# The malloc settings keep freed memory, whose pages were paid for, in the process; 32 MiB is the
-# largest mmap threshold glibc takes.
+# The malloc settings keep freed memory, whose pages were paid for, in the process, and for all its
+# threads: a role is warmed up in one and trains in another. 32 MiB is the largest mmap threshold
+# glibc takes.
 _ZYGOTE_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_ARENA_MAX": "1",
 }
 
 
@@ -87,7 +89,7 @@ class Child:
     pid: int
     link: Link
     started_at: float
-    base_bytes: int = 0  # resident when it said that it is ready
+    base_bytes: int = 0  # of its own memory when it said that it is ready
     generation: int = 0
     cause: str = ""  # why we ended it, if we did
     states: deque[str] = field(default_factory=lambda: deque(maxlen=STOPPED_LOOKS))

@@ -285,15 +285,24 @@ def starved_seconds(pid: int) -> float:
 
 
 def peak_bytes(pid: int) -> int:
-    """The largest resident set a process has had (VmHWM); 0 when there is no process."""
+    """The most memory of its own that a process has had; 0 when there is no process.
+
+    Its largest resident set (VmHWM) less what is others' as well and is there now: libraries, and
+    shared memory, which holds snapshots and what ranks of one machine exchange. Too little by what
+    of that came after the peak.
+    """
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
-    for line in status.splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    resident = {
+        name: int(value.split()[0]) * 1024
+        for name, _, value in (line.partition(":") for line in status.splitlines())
+        if name in ("VmHWM", "RssFile", "RssShmem")
+    }
+    return max(
+        0, resident.get("VmHWM", 0) - resident.get("RssFile", 0) - resident.get("RssShmem", 0)
+    )
 
 
 def stopped_looks(states: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sailor.runtime.watchdog import (
@@ -114,6 +115,30 @@ def test_the_kernel_tells_a_stopped_process_from_a_sleeping_one() -> None:
         child.communicate()
     assert kernel_state(child.pid) == ""
     assert peak_bytes(child.pid) == 0
+
+
+def test_memory_that_processes_share_is_nobodys_own() -> None:
+    """100 MiB that could be anybody's, and 40 of its own, which it gives back again."""
+    program = (
+        "import mmap\n"
+        "shared = mmap.mmap(-1, 100 << 20)\n"
+        "for _ in range(100): shared.write(bytes(1 << 20))\n"
+        "own = bytearray(b'x') * (40 << 20)\n"
+        "del own\n"
+        "print('there', flush=True)\n"
+        "input()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"there\n"
+        assert psutil.Process(child.pid).memory_info().rss > 100 << 20
+        assert 40 << 20 < peak_bytes(child.pid) < 80 << 20
+    finally:
+        child.kill()
+        child.communicate()
 
 
 # A training thread that hangs while the others live
