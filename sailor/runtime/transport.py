@@ -147,6 +147,23 @@ class Listener:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def open(self, host: str, port: int, identity: Identity) -> None:
+        """Begin to accept; port 0 picks a free one."""
+        self._server = await asyncio.start_server(
+            self._accepted,
+            host,
+            port,
+            ssl=identity.server_context(),
+            ssl_handshake_timeout=HANDSHAKE_S,
+            limit=BUFFER_BYTES,
+            start_serving=False,  # it would, and wait: cancelled then, nobody could close it
+        )
+        try:
+            await self._server.start_serving()
+        except BaseException:
+            self._server.close()
+            raise
+
     @property
     def address(self) -> tuple[str, int]:
         """(host, port) it listens on."""
@@ -202,18 +219,5 @@ async def listen(
     dropped when it raises.
     """
     listener = Listener(on_link, decoder)
-    listener._server = await asyncio.start_server(
-        listener._accepted,
-        host,
-        port,
-        ssl=identity.server_context(),
-        ssl_handshake_timeout=HANDSHAKE_S,
-        limit=BUFFER_BYTES,
-        start_serving=False,  # it would, and wait: cancelled then, nobody could close it
-    )
-    try:
-        await listener._server.start_serving()
-    except BaseException:
-        listener._server.close()
-        raise
+    await listener.open(host, port, identity)
     return listener
