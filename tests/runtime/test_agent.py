@@ -295,6 +295,8 @@ async def test_a_killed_worker_is_known_at_once_and_its_node_goes_on_from_memory
         nodes = ["n0", "n1"]
         first = cluster.layout(a_plan([], [], microbatches=[2, 2]), nodes)
         await cluster.begin(first)
+        for node in nodes:
+            await cluster.heard(node, m.Snapshotted)
         await cluster.stepped(first.workers[0].node, 4, generation=1)
         ((victim, pid),) = cluster.workers("n1").items()
         killed_at = time.monotonic()
