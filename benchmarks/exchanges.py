@@ -68,13 +68,13 @@ def main() -> int:
 
 def _rank(rank: int, store: str, told: Any) -> None:
     import torch
-    from torch.distributed import FileStore, ProcessGroupGloo  # type: ignore[attr-defined]
+    import torch.distributed as dist
 
     from sailor.parallel.comm import ProcessGroupCommunicator
     from sailor.parallel.near import near
 
     torch.set_num_threads(1)
-    group = ProcessGroupGloo(FileStore(store, 2), rank, 2, timedelta(seconds=DEADLINE_S))
+    group = dist.ProcessGroupGloo(dist.FileStore(store, 2), rank, 2, timedelta(seconds=DEADLINE_S))
     gloo = ProcessGroupCommunicator(
         group, rank=rank, size=2, abort=threading.Event(), timeout_s=DEADLINE_S
     )

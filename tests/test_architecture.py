@@ -100,6 +100,7 @@ ONLY_IN: dict[str, set[str]] = {
         "sailor.runtime.seat", "sailor.runtime.seats", "sailor.runtime.rehearsal",
         "sailor.parallel.sandbox", "sailor.parallel.near", "sailor.parallel.words",
         "sailor.parallel.shared_buffers", "sailor.parallel.products",
+        "sailor.parallel.buckets",
         "sailor.runtime.store_client", "sailor.runtime.understudy", "actions.eval",
     },
     # The table of contents of torch's checkpoints is one; read there with a list of allowed names.

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import torch
 
+from sailor.parallel.buckets import buckets_of
 from sailor.parallel.comm import Communicator
-from sailor.parallel.reduce import buckets_of
 from sailor.parallel.state import StageState
 
 

@@ -17,7 +17,7 @@ from sailor.profile import sustained
 from sailor.profile.profile import Mark, Numerics, Part, PartSeconds
 
 # A CPU under eager torch on x86: shares of the best matrix product and of the memory bandwidth that
-# local.py measures.
+# sailor/measure/core.py measures.
 _CPU_MATMUL, _CPU_ATTENTION, _CPU_BANDWIDTH = 0.75, 0.30, 0.6
 _LAUNCH_SECONDS = 12e-6
 

@@ -30,7 +30,7 @@ def operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(shape) for shape in shapes)
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     """As fp32 sums of some 150 products of normal numbers differ by their order."""
     torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-4)
 
@@ -38,19 +38,19 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def test_every_product_is_that_of_fp64(library):
     x, weight, bias, grad = operands()
     exact = [t.double() for t in (x, weight, bias, grad)]
-    close(products.forward(x, weight, None), exact[0] @ exact[1].t())
-    close(products.forward(x, weight, bias), exact[0] @ exact[1].t() + exact[2])
-    close(products.grad_input(grad, weight), exact[3] @ exact[1])
-    close(products.grad_weight(grad, x), exact[3].t() @ exact[0])
+    assert_near(products.forward(x, weight, None), exact[0] @ exact[1].t())
+    assert_near(products.forward(x, weight, bias), exact[0] @ exact[1].t() + exact[2])
+    assert_near(products.grad_input(grad, weight), exact[3] @ exact[1])
+    assert_near(products.grad_weight(grad, x), exact[3].t() @ exact[0])
 
 
 def test_a_gradient_replaces_what_is_old_and_is_added_to_what_is_new(library):
     x, _, _, grad = operands()
     total = torch.full((WIDTH_OUT, WIDTH_IN), 7.0)
     products.add_grad_weight(total, grad, x, fresh=True)
-    close(total, grad.double().t() @ x.double())
+    assert_near(total, grad.double().t() @ x.double())
     products.add_grad_weight(total, grad, x, fresh=False)
-    close(total, 2 * (grad.double().t() @ x.double()))
+    assert_near(total, 2 * (grad.double().t() @ x.double()))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -65,13 +65,13 @@ def test_a_linear_layer_has_torchs_gradients(library, sunk, bias):
     shape = (4, ROWS // 4, WIDTH_IN)
     y = linear(leaves[0].view(shape), leaves[1], leaves[2] if bias else None)
     z = F.linear(plain[0].view(shape), plain[1], plain[2] if bias else None)
-    close(y, z)
+    assert_near(y, z)
     y.backward(grad.view(y.shape))
     z.backward(grad.view(z.shape))
-    close(leaves[0].grad, plain[0].grad)
-    close(total if sunk else leaves[1].grad, plain[1].grad)
+    assert_near(leaves[0].grad, plain[0].grad)
+    assert_near(total if sunk else leaves[1].grad, plain[1].grad)
     if bias:
-        close(leaves[2].grad, plain[2].grad)
+        assert_near(leaves[2].grad, plain[2].grad)
     with torch.no_grad():
         assert torch.equal(linear(leaves[0].view(shape), leaves[1], leaves[2] if bias else None), y)
 
@@ -81,7 +81,7 @@ def test_what_a_layer_gives_may_be_written_over(library):
     x, weight, _, _ = operands()
     y = linear(x.requires_grad_().view(4, ROWS // 4, WIDTH_IN), nn.Parameter(weight))
     Doubled.apply(y).sum().backward()
-    close(x.grad, 2 * torch.ones(ROWS, WIDTH_OUT) @ weight)
+    assert_near(x.grad, 2 * torch.ones(ROWS, WIDTH_OUT) @ weight)
 
 
 class Doubled(torch.autograd.Function):

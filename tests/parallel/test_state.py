@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sailor.models.stage import StageModule
+from sailor.parallel.buckets import buckets_of
 from sailor.parallel.layout import Layout, WorkerId
-from sailor.parallel.reduce import buckets_of
 from sailor.parallel.state import StageState
 from sailor.parallel.tensor import TensorGroup
 from tests.helpers.engine import a_gpt, a_llama, a_random_plan

@@ -550,6 +550,7 @@ async def test_a_prepared_generation_can_be_dropped_and_another_prepared(tmp_pat
         nodes = ["n0", "n1"]
         alone = cluster.layout(a_plan([], microbatches=[4]), ["n0"])
         await cluster.begin(alone)
+        before = cluster.workers("n0")
         both = cluster.layout(a_plan([], [], microbatches=[2, 2]), nodes)
         await cluster.prepare(2, both)
         await cluster.tell(both, m.Drop(generation=2))
@@ -562,6 +563,9 @@ async def test_a_prepared_generation_can_be_dropped_and_another_prepared(tmp_pat
         await cluster.prepare(4, both)
         seen = max(cluster.losses("n0"))
         await cluster.stepped("n0", seen + 2, generation=1)
+        assert cluster.workers("n0") == before
+        for node in nodes:
+            assert not cluster.all_said(node, m.WorkerLost)
 
 
 @story
